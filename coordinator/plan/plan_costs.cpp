@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "storage/shape/budgets.hpp"
 #include "storage/shape/layer_shape.hpp"
 
 namespace hedgerow::coordinator {
@@ -35,7 +34,6 @@ double bytes_of(const std::string& dtype, int automatic) {
   return dtype == "fp32" ? 4.0 : 2.0;
 }
 // worker/evaluate: all its columns, side by side.
-constexpr double kColumns = storage::kMostEvaluateColumns;
 // Bytes of a position in a tokens file: its id and two flags.
 constexpr double kTokenBytes = 6.0;
 
@@ -93,8 +91,11 @@ Costs::Costs(const storage::Recipe& recipe,
       transfer_(recipe.transfer),
       finetune_(recipe.finetune),
       tied_(model.tie_word_embeddings),
-      students_(1.0) {
+      students_(1.0),
+      evaluate_columns_(storage::kMostEvaluateColumns) {
   for (const storage::Variant& variant : recipe.variants) {
+    // Each student's, and the window of its bytes, which seeds share.
+    evaluate_columns_ += variant.seeds + 1;
     const auto maps = static_cast<double>(storage::map_parameters(variant.attention, model));
     students_ += variant.seeds * (map_parameters() > 0.0 ? maps / map_parameters() : 1.0);
   }
@@ -190,8 +191,8 @@ std::uint64_t Costs::logits_memory(const storage::LogitsPlan& plan, int layers, 
 std::uint64_t Costs::evaluate_memory(bool on_gpu) const {
   const double budget = static_cast<double>(on_gpu ? storage::kEvaluateGroupBytesOnGpu
                                                    : storage::kEvaluateGroupBytes);
-  const double group = std::min(std::max(budget, kColumns * evaluate_stream_bytes_),
-                                kColumns * evaluate_sequences_ * evaluate_stream_bytes_);
+  const double stream = evaluate_columns_ * evaluate_stream_bytes_;
+  const double group = std::min(std::max(budget, stream), evaluate_sequences_ * stream);
   const bool has_mlp_lora = std::ranges::any_of(finetune_.target_modules, [](const auto& module) {
     return std::string_view(storage::module_name(module).parent) == "mlp";
   });
@@ -199,14 +200,14 @@ std::uint64_t Costs::evaluate_memory(bool on_gpu) const {
   // Logits of teacher and student; of one of them some are gone before the other's are there.
   constexpr double kChunks = 1.6;
   return whole(process_bytes(on_gpu) + (layer_parameters() + with_lora) * compute_bytes_ +
-               layers_ * map_parameters() * kFloat + outer_bytes() + group +
+               layers_ * students_ * map_parameters() * kFloat + outer_bytes() + group +
                2.0 * layer_activation_bytes(evaluate_tokens_) +
                kChunks * kLogitRows * vocabulary_ * kFloat);
 }
 
 double Costs::evaluate_reads(double sequences, bool on_gpu) const {
   const auto group = static_cast<double>(storage::sequences_of_evaluate_group(
-      static_cast<std::int64_t>(evaluate_stream_bytes_), storage::kMostEvaluateColumns, on_gpu));
+      static_cast<std::int64_t>(evaluate_stream_bytes_), evaluate_columns_, on_gpu));
   return std::ceil(sequences / group);
 }
 

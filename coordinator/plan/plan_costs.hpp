@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "coordinator/plan/plan.hpp"
+#include "storage/shape/budgets.hpp"
 
 namespace hedgerow::coordinator {
 
@@ -44,6 +45,11 @@ class Costs {
   [[nodiscard]] std::uint64_t evaluate_memory(bool on_gpu) const;
   // How often a task that evaluates so many sequences reads the model: once a group of them.
   [[nodiscard]] double evaluate_reads(double sequences, bool on_gpu) const;
+  // Those that the students of variants add to the recipe's own.
+  [[nodiscard]] double columns_of_variants() const {
+    return evaluate_columns_ - storage::kMostEvaluateColumns;
+  }
+  [[nodiscard]] double students() const { return students_; }
   // Bytes of one of `ranks`.
   [[nodiscard]] std::uint64_t finetune_memory(const RankShare& share,
                                               int ranks,
@@ -128,6 +134,7 @@ class Costs {
   storage::FinetuneSection finetune_;
   bool tied_;
   double students_;  // that the transfer trains, each by its maps' size beside the recipe's own
+  int evaluate_columns_;  // at most, of an evaluation of all these students
 };
 
 }  // namespace hedgerow::coordinator

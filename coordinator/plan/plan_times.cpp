@@ -252,13 +252,12 @@ class Times {
     double columns = has_control ? 3.0 : 1.0;
     if (subject != Subject::kTeacher) columns += recipe_.attention.recall_cache > 0 ? 2.0 : 1.0;
     if (subject == Subject::kLora && has_control) columns += 1.0;
-    const double students = subject == Subject::kTransfer ? 2.0
+    if (subject == Subject::kTransfer) columns += costs_.columns_of_variants();
+    const double students = subject == Subject::kTransfer ? 2.0 * costs_.students()
                             : subject == Subject::kLora   ? 1.0
                                                           : 0.0;
     const double sequences = std::ceil(1.0 * num_evaluated() / std::max(1, pieces));
-    // Those of the variants follow the recipe's own.
-    const double passes = subject == Subject::kTransfer ? recipe_.num_students() : 1.0;
-    const Work work = passes * sequences * static_cast<double>(tokens_.evaluate.seq_len) *
+    const Work work = sequences * static_cast<double>(tokens_.evaluate.seq_len) *
                       (columns * costs_.model_forward(tokens_.evaluate.seq_len) +
                        students * plan_.num_layers * costs_.layer_student());
     return {work, 0.0, costs_.evaluate_reads(sequences, on_gpu()) * costs_.model_bytes()};

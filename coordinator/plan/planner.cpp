@@ -276,8 +276,7 @@ Plan make_plan(const Recipe& recipe,
       plan.finetune_memory_bytes = std::max(
           plan.finetune_memory_bytes, costs.finetune_memory(share, plan.mesh.mesh.ranks(), device));
   }
-  // The task that puts pieces together has no student's files, and variants are evaluated by one.
-  if (plan.evaluates && recipe.variants.empty())
+  if (plan.evaluates)
     plan.num_evaluate_pieces = evaluate_pieces(plan, costs, recipe, tokens, limits);
   if (on_gpu) {
     const std::string slow = slow_attention(recipe, model.head_dim);

@@ -25,22 +25,39 @@ using storage::ErrorKind;
 using storage::kLogitRows;
 static_assert(kNumColumns == storage::kMostEvaluateColumns, "as the plan counts them");
 
-using Streams = std::array<std::vector<at::Tensor>, kNumColumns>;  // by column, sequence
-
 constexpr std::size_t at_column(Column column) { return static_cast<std::size_t>(column); }
-
-std::optional<Control> control_for(const EvaluateOptions& options) {
-  return options.student == nullptr ? options.control : control_of(*options.student);
-}
 
 EvaluationShape shape_for(const storage::ModelDirectory& model, const EvaluateOptions& options) {
   const bool has_student = options.student != nullptr;
   return shape_of({.has_student = has_student,
                    .has_adapter = options.adapter != nullptr,
                    .recalls = has_student && options.student->options.recall_cache > 0},
-                  control_for(options),
+                  has_student ? control_of(*options.student) : options.control,
                   model.config());
 }
+
+EvaluationShape shape_of_other(const Student& student, const storage::ModelDirectory& model) {
+  return shape_of({.has_student = true}, control_of(student), model.config());
+}
+
+// A student whose figures are found, or the teacher alone.
+struct Subject {
+  const Student* student = nullptr;
+  EvaluationShape shape;
+  std::array<std::size_t, kNumColumns> streams = {};  // by column, of those in `shape`
+  EvaluationPart part = {};
+  std::optional<kernels::HybridParameters> maps = {};  // of the layer that is computed
+};
+
+// Hidden states that a group's sequences have in a column. Columns of several subjects that are
+// computed alike are one stream: the teacher is that of all, and of windows there are as many as
+// sizes.
+struct Stream {
+  Column column = Column::kTeacher;
+  std::size_t subject = 0;              // the first that needs it
+  kernels::HybridOptions window = {};   // of an untrained one
+  std::vector<at::Tensor> hidden = {};  // by sequence of the group
+};
 
 // A layer as the teacher and the control compute it, and as the student does.
 struct LayerPair {
@@ -73,8 +90,7 @@ class Evaluator {
       : model_(model),
         options_(options),
         outer_(load_outer(model, options.compute_dtype, options.device, hooks())),
-        students_outer_(outer_),
-        shape_(shape_for(model, options)) {
+        students_outer_(outer_) {
     if (options.adapter != nullptr)
       put_in_place(parts_of(students_outer_), options.adapter->trained);
     const auto add = [&](const storage::TokenSequences& of, const std::string& name) {
@@ -82,47 +98,44 @@ class Evaluator {
     };
     add(tokens, "the tokens file");
     for (const EvaluationText& text : options.texts) add(*text.tokens, "the text " + text.name);
-    if (shape_.control) {
-      window_ = hybrid_options(shape_.control->attention);
-      equal_window_ = window_;
-      equal_window_.window_size = shape_.equal_window;
-    }
-    part_.compute_dtype = dtype_word(options.compute_dtype);
-    for (int layer = 0; layer < model.config().num_hidden_layers; ++layer) {
-      if (parameters(layer) != nullptr && is_linear_branch_off(*parameters(layer)))
-        part_.untrained_layers.push_back(layer);
-    }
+    add_subject(options.student, shape_for(model, options));
+    for (const Student* other : options.others) add_subject(other, shape_of_other(*other, model));
   }
 
-  [[nodiscard]] int num_columns() const { return static_cast<int>(shape_.columns.size()); }
-  [[nodiscard]] const EvaluationPart& part() const { return part_; }
+  [[nodiscard]] int num_streams() const { return static_cast<int>(streams_.size()); }
+  [[nodiscard]] EvaluationPart part() const {
+    EvaluationPart whole = subjects_.front().part;
+    for (std::size_t i = 1; i < subjects_.size(); ++i) whole.others.push_back(subjects_[i].part);
+    return whole;
+  }
 
   // False if told to stop.
   bool add_group(const std::vector<Place>& group,
                  std::int64_t layers_before,
                  std::int64_t layers_in_all) {
     const c10::NoGradGuard no_grad;
-    Streams streams;
-    const std::size_t before = part_.sequences.size();
+    const std::size_t before = subjects_.front().part.sequences.size();
+    for (Stream& stream : streams_) stream.hidden.clear();
     for (const Place& place : group) {
-      part_.sequences.push_back({.text = place.text});
+      for (Subject& subject : subjects_) subject.part.sequences.push_back({.text = place.text});
       const at::Tensor first = start(place);
-      for (const Column column : shape_.columns) streams[at_column(column)].push_back(first);
+      for (Stream& stream : streams_) stream.hidden.push_back(first);
     }
     const int num_layers = model_.config().num_hidden_layers;
     for (int layer = 0; layer < num_layers; ++layer) {
       const LayerPair pair = load(layer);
-      maps_ = maps_on_device(layer);
-      for (const Column column : shape_.columns) {
+      for (Subject& subject : subjects_) subject.maps = maps_on_device(subject, layer);
+      for (Stream& stream : streams_) {
         const BlockRunner& runner =
-            pair.adapted && has_students_weights(column) ? *pair.adapted : pair.teacher;
+            pair.adapted && has_students_weights(stream.column) ? *pair.adapted : pair.teacher;
         for (std::size_t i = 0; i < group.size(); ++i) {
-          at::Tensor& stream = streams[at_column(column)][i];
-          if (column == Column::kTeacher && pair.adapted && maps_)
-            predict_adapted(*pair.adapted, stream, texts_[group[i].text].rope);
-          stream = runner.run(stream,
-                              texts_[group[i].text].rope,
-                              attention(column, part_.sequences[before + i]),
+          at::Tensor& hidden = stream.hidden[i];
+          const RopeTable& rope = texts_[group[i].text].rope;
+          if (stream.column == Column::kTeacher && pair.adapted && subjects_.front().maps)
+            predict_adapted(*pair.adapted, hidden, rope);
+          hidden = runner.run(hidden,
+                              rope,
+                              attention(stream, before + i),
                               {.check_cancelled = options_.check_cancelled});
         }
       }
@@ -131,30 +144,71 @@ class Evaluator {
         return false;
     }
     for (std::size_t i = 0; i < group.size(); ++i) {
-      SequenceSums& sums = part_.sequences[before + i];
-      add_sequence(group[i], i, streams, sums);
-      require_finite(group[i], sums);
+      add_sequence(group[i], i, before + i);
+      for (const Subject& subject : subjects_) require_finite(group[i], subject, before + i);
     }
     return true;
   }
 
  private:
+  void add_subject(const Student* student, EvaluationShape shape) {
+    Subject subject{.student = student, .shape = std::move(shape)};
+    kernels::HybridOptions window, equal_window;
+    if (subject.shape.control) {
+      window = hybrid_options(subject.shape.control->attention);
+      equal_window = window;
+      equal_window.window_size = subject.shape.equal_window;
+    }
+    for (const Column column : subject.shape.columns) {
+      Stream stream{.column = column, .subject = subjects_.size()};
+      stream.window = column == Column::kEqualWindow ? equal_window : window;
+      subject.streams[at_column(column)] = place_of(std::move(stream), subject);
+    }
+    subject.part.compute_dtype = dtype_word(options_.compute_dtype);
+    for (int layer = 0; layer < model_.config().num_hidden_layers; ++layer) {
+      const kernels::HybridParameters* maps = parameters(subject, layer);
+      if (maps != nullptr && is_linear_branch_off(*maps))
+        subject.part.untrained_layers.push_back(layer);
+    }
+    subjects_.push_back(std::move(subject));
+  }
+
+  // Of one that is computed alike, or its own behind all others.
+  std::size_t place_of(Stream stream, const Subject& subject) {
+    for (std::size_t i = 0; i < streams_.size(); ++i) {
+      const Stream& other = streams_[i];
+      if (other.column != stream.column || has_students_weights(stream.column)) continue;
+      if (stream.column == Column::kTeacher) return i;
+      const Control& own = *subject.shape.control;
+      if (other.window.layout == stream.window.layout &&
+          other.window.window_size == stream.window.window_size &&
+          other.window.num_sinks == stream.window.num_sinks &&
+          subjects_[other.subject].shape.control->softmax_layers == own.softmax_layers)
+        return i;
+    }
+    streams_.push_back(std::move(stream));
+    return streams_.size() - 1;
+  }
+
   [[nodiscard]] LoadHooks hooks() const {
     return {options_.check_cancelled, [this](int layer, const storage::Hash128& hash) {
               if (options_.check_hash) options_.check_hash(layer, hash);
               if (options_.student != nullptr)
                 options_.student->require_teacher(model_, layer, hash);
+              for (const Student* other : options_.others)
+                other->require_teacher(model_, layer, hash);
             }};
   }
-  // Of the subject on the first text, so far; a sequence's loss is there once its group has passed
-  // all layers.
+  // Of the first subject on the first text, so far; a sequence's loss is there once its group has
+  // passed all layers.
   [[nodiscard]] double mean_loss() const {
+    const Subject& subject = subjects_.front();
     double loss = 0.0;
     std::int64_t targets = 0;
-    for (const SequenceSums& sequence : part_.sequences) {
+    for (const SequenceSums& sequence : subject.part.sequences) {
       if (sequence.text != 0) continue;
-      loss += sequence.columns[at_column(shape_.subject)].all.loss;
-      targets += sequence.columns[at_column(shape_.subject)].all.targets;
+      loss += sequence.columns[at_column(subject.shape.subject)].all.loss;
+      targets += sequence.columns[at_column(subject.shape.subject)].all.targets;
     }
     return targets > 0 ? loss / static_cast<double>(targets) : 0.0;
   }
@@ -164,9 +218,10 @@ class Evaluator {
            column == Column::kLinearOff;
   }
 
-  void require_finite(const Place& place, const SequenceSums& sums) const {
-    for (const Column column : shape_.columns) {
-      if (std::isfinite(sums.columns[at_column(column)].all.loss)) continue;
+  void require_finite(const Place& place, const Subject& subject, std::size_t sequence) const {
+    for (const Column column : subject.shape.columns) {
+      if (std::isfinite(subject.part.sequences[sequence].columns[at_column(column)].all.loss))
+        continue;
       throw Error(ErrorKind::kUsage,
                   "the loss of sequence " + std::to_string(place.index) + " of " +
                       texts_[place.text].of + " is not finite (" +
@@ -214,152 +269,159 @@ class Evaluator {
     return embed(token_ids(place).to(options_.device), outer_.embed_tokens);
   }
 
-  [[nodiscard]] const kernels::HybridParameters* parameters(int layer) const {
-    if (options_.student == nullptr) return nullptr;
-    const auto& found = options_.student->layers.at(static_cast<std::size_t>(layer));
+  static const kernels::HybridParameters* parameters(const Subject& subject, int layer) {
+    if (subject.student == nullptr) return nullptr;
+    const auto& found = subject.student->layers.at(static_cast<std::size_t>(layer));
     return found ? &*found : nullptr;
   }
 
   // The maps of one layer alone: those of all would grow with the model.
-  [[nodiscard]] std::optional<kernels::HybridParameters> maps_on_device(int layer) const {
-    if (parameters(layer) == nullptr) return std::nullopt;
-    kernels::HybridParameters maps = *parameters(layer);
+  [[nodiscard]] std::optional<kernels::HybridParameters> maps_on_device(const Subject& subject,
+                                                                        int layer) const {
+    if (parameters(subject, layer) == nullptr) return std::nullopt;
+    kernels::HybridParameters maps = *parameters(subject, layer);
     for (const TrainedPart& part : parts_of(maps, layer))
       *part.value = part.value->to(options_.device);
     return maps;
   }
 
-  Attend attention(Column column, SequenceSums& sums) {
-    switch (column) {
+  Attend attention(const Stream& stream, std::size_t sequence) {
+    const Subject& subject = subjects_[stream.subject];
+    switch (stream.column) {
       case Column::kTeacher:
-        return measuring_teacher(sums);
+        return measuring_teacher(sequence);
       case Column::kStudent:
-        return student_with(options_.student->options);
+        return student_with(subject, subject.student->options);
       case Column::kRecallOff:
-        return student_with(training_options(options_.student->options));
-      case Column::kEqualWindow:
-        return untrained(equal_window_);
+        return student_with(subject, training_options(subject.student->options));
       case Column::kControl:
+      case Column::kEqualWindow:
       case Column::kLinearOff:
         break;
     }
-    return untrained(window_);
-  }
-
-  Attend untrained(const kernels::HybridOptions& window) const {
-    return [this, &window](int layer, const Qkv& qkv) {
-      if (shape_.control->softmax_layers.contains(layer)) return teacher_attention(qkv);
-      return kernels::window_attention(qkv.q, qkv.k, qkv.v, window);
+    return [&stream, &subject](int layer, const Qkv& qkv) {
+      if (subject.shape.control->softmax_layers.contains(layer)) return teacher_attention(qkv);
+      return kernels::window_attention(qkv.q, qkv.k, qkv.v, stream.window);
     };
   }
 
-  Attend student_with(const kernels::HybridOptions& options) const {
-    return [this, options](int /*layer*/, const Qkv& qkv) {
-      if (!maps_) return teacher_attention(qkv);
-      return kernels::hybrid_attention(qkv.q, qkv.k, qkv.v, *maps_, options);
+  static Attend student_with(const Subject& subject, const kernels::HybridOptions& options) {
+    return [&subject, options](int /*layer*/, const Qkv& qkv) {
+      if (!subject.maps) return teacher_attention(qkv);
+      return kernels::hybrid_attention(qkv.q, qkv.k, qkv.v, *subject.maps, options);
     };
   }
 
   // The student's attention output on the teacher's own path, unrounded.
-  [[nodiscard]] at::Tensor predicted(const Qkv& qkv) const {
-    kernels::HybridOptions unrounded = options_.student->options;
+  static at::Tensor predicted(const Subject& subject, const Qkv& qkv) {
+    kernels::HybridOptions unrounded = subject.student->options;
     unrounded.fp32_output = true;
-    return kernels::hybrid_attention(qkv.q, qkv.k, qkv.v, *maps_, unrounded);
+    return kernels::hybrid_attention(qkv.q, qkv.k, qkv.v, *subject.maps, unrounded);
   }
 
   // With an adapter q, k and v are its own, of the hidden states that the teacher has (LoLCATs'
   // figure 15).
   void predict_adapted(const BlockRunner& adapted,
-                       const at::Tensor& stream,
+                       const at::Tensor& hidden,
                        const RopeTable& rope) {
-    const auto keep = [this](int /*layer*/, const Qkv& qkv) { return adapted_ = predicted(qkv); };
+    const auto keep = [this](int /*layer*/, const Qkv& qkv) {
+      return adapted_ = predicted(subjects_.front(), qkv);
+    };
     adapted.run(
-        stream, rope, keep, {.finish_last = false, .check_cancelled = options_.check_cancelled});
+        hidden, rope, keep, {.finish_last = false, .check_cancelled = options_.check_cancelled});
   }
 
-  Attend measuring_teacher(SequenceSums& sums) {
-    return [this, &sums](int layer, const Qkv& qkv) {
+  Attend measuring_teacher(std::size_t sequence) {
+    return [this, sequence](int layer, const Qkv& qkv) {
       const at::Tensor y_true = teacher_attention(qkv);
-      if (maps_) {
-        const at::Tensor y_pred = options_.adapter != nullptr ? adapted_ : predicted(qkv);
-        const at::Tensor truth = y_true.to(at::kFloat);
-        sums.layers.push_back({layer,
-                               (y_pred - truth).square().sum(at::kDouble).item<double>(),
-                               truth.square().sum(at::kDouble).item<double>(),
-                               truth.numel()});
+      at::Tensor truth;
+      for (Subject& subject : subjects_) {
+        if (!subject.maps) continue;
+        if (!truth.defined()) truth = y_true.to(at::kFloat);
+        const at::Tensor y_pred = options_.adapter != nullptr ? adapted_ : predicted(subject, qkv);
+        subject.part.sequences[sequence].layers.push_back(
+            {layer,
+             (y_pred - truth).square().sum(at::kDouble).item<double>(),
+             truth.square().sum(at::kDouble).item<double>(),
+             truth.numel()});
       }
       return y_true;
     };
   }
 
   [[nodiscard]] Scores scores(Column column,
-                              const at::Tensor& stream,
+                              const at::Tensor& hidden,
                               std::int64_t first,
                               std::int64_t count) {
-    const at::Tensor rows = stream.squeeze(0).narrow(0, first, count);
+    const at::Tensor rows = hidden.squeeze(0).narrow(0, first, count);
     const OuterWeights& outer = has_students_weights(column) ? students_outer_ : outer_;
     const at::Tensor of_rows = logits(rows, outer, model_.config());
     return {of_rows, of_rows.logsumexp(-1)};
   }
 
   // Row t predicts token t + 1.
-  void add_sequence(const Place& place,
-                    std::size_t in_group,
-                    const Streams& streams,
-                    SequenceSums& sums) {
+  void add_sequence(const Place& place, std::size_t in_group, std::size_t sequence) {
     const std::int64_t seq_len = texts_[place.text].tokens.seq_len;
-    const auto of_column = [&sums](Column column) -> ColumnFigures& {
-      return sums.columns[at_column(column)];
-    };
+    const Subject& subject = subjects_.front();
+    const std::size_t given = subject.streams[at_column(subject.shape.subject)];
     const at::Tensor next = token_ids(place).squeeze(0).roll(-1).unsqueeze(1).to(options_.device);
     for (std::int64_t first = 0; first < seq_len; first += kLogitRows) {
       const std::int64_t count = std::min(kLogitRows, seq_len - first);
       const at::Tensor targets = next.narrow(0, first, count);
-      const auto of = [&](Column column) {
+      const auto of = [&](std::size_t stream) {
         options_.check_cancelled();
-        Scores found = scores(column, streams[at_column(column)][in_group], first, count);
-        if (column == shape_.subject && place.text == 0 && options_.logits)
+        Scores found =
+            scores(streams_[stream].column, streams_[stream].hidden[in_group], first, count);
+        if (stream == given && place.text == 0 && options_.logits)
           options_.logits(place.index, first, found.logits);
         return found;
       };
-      const Scores teacher = of(Column::kTeacher);
+      const Scores teacher = of(0);
       const at::Tensor none = at::zeros({count}, at::kFloat), all = at::ones({count}, at::kFloat);
-      add_rows(place, first, teacher, targets, none, all, of_column(Column::kTeacher));
-      if (shape_.columns.size() == 1) continue;
+      add_rows(place, sequence, first, 0, teacher, targets, none, all);
+      if (streams_.size() == 1) continue;
       const at::Tensor probabilities = (teacher.logits - teacher.normalizer.unsqueeze(1)).exp_();
       const at::Tensor best = teacher.logits.argmax(-1);
-      for (const Column column : shape_.columns) {
-        if (column == Column::kTeacher) continue;
-        const Scores own = of(column);
+      for (std::size_t stream = 1; stream < streams_.size(); ++stream) {
+        const Scores own = of(stream);
         const at::Tensor kl = (teacher.logits - own.logits).mul_(probabilities).sum(-1) +
                               (own.normalizer - teacher.normalizer);
         const at::Tensor agrees = own.logits.argmax(-1).eq(best).to(at::kFloat);
-        add_rows(place, first, own, targets, kl.cpu(), agrees.cpu(), of_column(column));
+        add_rows(place, sequence, first, stream, own, targets, kl.cpu(), agrees.cpu());
       }
     }
   }
 
-  // kl and agrees [rows] fp32 on the CPU, of the rows that begin at `first`.
+  // kl and agrees [rows] fp32 on the CPU, of the rows that begin at `first`; for each subject that
+  // has the stream.
   void add_rows(const Place& place,
+                std::size_t sequence,
                 std::int64_t first,
+                std::size_t stream,
                 const Scores& scores,
                 const at::Tensor& targets,
                 const at::Tensor& kl,
-                const at::Tensor& agrees,
-                ColumnFigures& sums) const {
+                const at::Tensor& agrees) {
     const Text& text = texts_[place.text];
     const auto mask = text.tokens.mask(place.index);
     const at::Tensor losses =
         (scores.normalizer - scores.logits.gather(1, targets).squeeze(1)).cpu();
-    for (std::int64_t i = 0; i < losses.numel() && first + i + 1 < text.tokens.seq_len; ++i) {
-      const std::int64_t position = first + i + 1;
-      if (mask[static_cast<std::size_t>(position)] == 0) continue;
-      for (Figures* figures : {&sums.all, &sums.beyond}) {
-        if (figures == &sums.beyond && (shape_.beyond == 0 || position < shape_.beyond)) continue;
-        figures->loss += losses.const_data_ptr<float>()[i];
-        figures->kl += kl.const_data_ptr<float>()[i];
-        figures->top1 += agrees.const_data_ptr<float>()[i];
-        ++figures->targets;
+    for (Subject& subject : subjects_) {
+      for (const Column column : subject.shape.columns) {
+        if (subject.streams[at_column(column)] != stream) continue;
+        ColumnFigures& sums = subject.part.sequences[sequence].columns[at_column(column)];
+        const std::int64_t beyond = subject.shape.beyond;
+        for (std::int64_t i = 0; i < losses.numel() && first + i + 1 < text.tokens.seq_len; ++i) {
+          const std::int64_t position = first + i + 1;
+          if (mask[static_cast<std::size_t>(position)] == 0) continue;
+          for (Figures* figures : {&sums.all, &sums.beyond}) {
+            if (figures == &sums.beyond && (beyond == 0 || position < beyond)) continue;
+            figures->loss += losses.const_data_ptr<float>()[i];
+            figures->kl += kl.const_data_ptr<float>()[i];
+            figures->top1 += agrees.const_data_ptr<float>()[i];
+            ++figures->targets;
+          }
+        }
       }
     }
   }
@@ -368,12 +430,10 @@ class Evaluator {
   const EvaluateOptions& options_;
   OuterWeights outer_;
   OuterWeights students_outer_;  // with the final norm that its finetune trained
-  EvaluationShape shape_;
-  kernels::HybridOptions window_{}, equal_window_{};  // of the untrained columns
-  std::optional<kernels::HybridParameters> maps_;  // of the layer that is computed
+  std::vector<Subject> subjects_;  // the first, then options_.others
+  std::vector<Stream> streams_;    // the teacher's first
   at::Tensor adapted_;  // predict_adapted()'s, until the teacher's is there
-  std::vector<Text> texts_;                        // the first, then options_.texts
-  EvaluationPart part_;
+  std::vector<Text> texts_;  // the first, then options_.texts
 };
 
 }  // namespace
@@ -421,7 +481,7 @@ std::optional<EvaluationPart> evaluate_part(const storage::ModelDirectory& model
   const std::int64_t bytes = longest * model.config().hidden_size *
                              static_cast<std::int64_t>(c10::elementSize(options.compute_dtype));
   const std::int64_t per_group = storage::sequences_of_evaluate_group(
-      bytes, evaluator.num_columns(), options.device.is_cuda());
+      bytes, evaluator.num_streams(), options.device.is_cuda());
   const std::int64_t num_layers = model.config().num_hidden_layers;
   const std::int64_t groups = (range.count + per_group - 1) / per_group;
   for (std::int64_t group = 0; group < groups; ++group) {

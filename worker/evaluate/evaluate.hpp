@@ -35,6 +35,11 @@ struct EvaluateOptions {
   at::ScalarType compute_dtype = at::kFloat;  // between layers too: nothing is stored here
   const Student* student = nullptr;           // none: the teacher
   const LoraAdapter* adapter = nullptr;       // merged into the student's weights alone
+  // Further students beside the first, which then has no adapter. What columns have in common is
+  // computed once: the teacher of all, an untrained window of each size. Of these students' own
+  // columns there is one, with the recall cache where they have it. Their sums:
+  // EvaluationPart::others.
+  std::vector<const Student*> others = {};
   std::optional<Control> control = {};        // of the teacher; a student has its own
   // Evaluated beside the first one, in the same pass over the layers.
   std::vector<EvaluationText> texts = {};

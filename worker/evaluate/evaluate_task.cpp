@@ -47,14 +47,32 @@ EvaluatedTexts evaluated_texts(RunContext& run) {
       })};
 }
 
+// A student of the recipe's variants.
+struct VariantStudent {
+  std::string name, variant;
+  int seed = 0;
+  storage::Recipe recipe;  // as if the variant were all that it asks for
+};
+
+// Those that an evaluation has beside the recipe's own, in the recipe's order.
+std::vector<VariantStudent> variant_students(const storage::Recipe& recipe,
+                                             const std::string& subject) {
+  std::vector<VariantStudent> students;
+  if (subject != "transfer") return students;
+  for (const storage::Variant& variant : recipe.variants) {
+    for (int seed = 0; seed < variant.seeds; ++seed)
+      students.push_back(
+          {storage::Recipe::student_name(variant, seed), variant.name, seed, recipe.of(variant)});
+  }
+  return students;
+}
+
 // Throws Stopped.
 EvaluationPart part_of(RunContext& run,
                        TaskContext& context,
                        const wire::Task& task,
                        const EvaluatedTexts& given,
-                       std::int64_t num_tokens,
-                       const std::filesystem::path& student_directory,
-                       const std::optional<Control>& control) {
+                       std::int64_t num_tokens) {
   const Stopwatch clock;
   EvaluateOptions options{.device = run.device(), .compute_dtype = run.compute_dtype()};
   options.texts = given.texts;
@@ -77,13 +95,20 @@ EvaluationPart part_of(RunContext& run,
   options.check_hash = run.load_hooks({}).check_hash;
   std::optional<Student> student;
   std::optional<LoraAdapter> adapter;
-  if (task.subject != "teacher") student = load_student(student_directory, run.model(), at::kCPU);
+  std::vector<Student> others;
+  if (task.subject != "teacher") {
+    const std::filesystem::path folder = directory_of(run, task, "hedgerow.json");
+    student = load_student(folder, run.model(), at::kCPU);
+    for (const VariantStudent& variant : variant_students(run.recipe(), task.subject))
+      others.push_back(load_student(folder / "variants" / variant.name, run.model(), at::kCPU));
+  }
   if (task.subject == "lora")
     adapter = load_adapter(directory_of(run, task, "adapter_config.json"), run.config());
   if (student && adapter) put_in_place(*student, adapter->trained);
   options.student = student ? &*student : nullptr;
   options.adapter = adapter ? &*adapter : nullptr;
-  options.control = control;
+  for (const Student& other : others) options.others.push_back(&other);
+  options.control = control_of(run.recipe());
   // The progress always goes on, and a stop is thrown.
   EvaluationPart part = evaluate_part(run.model(), given.tokens, given.sequences, options).value();
   part.seconds = clock.seconds();
@@ -92,24 +117,24 @@ EvaluationPart part_of(RunContext& run,
 
 // The figures of a whole evaluation.
 nlohmann::json figures_json(const RunContext& run,
-                            const wire::Task& task,
+                            const std::string& subject,
                             const EvaluatedTexts& given,
                             const EvaluationPart& part,
-                            const storage::Recipe& recipe) {
-  const EvaluationShape shape = shape_of({.has_student = task.subject != "teacher",
-                                          .has_adapter = task.subject == "lora",
-                                          .recalls = recipe.attention.recall_cache > 0},
-                                         control_of(recipe),
-                                         run.config());
+                            const storage::Recipe& recipe,
+                            bool recalls) {
+  const EvaluationShape shape = shape_of(
+      {.has_student = subject != "teacher", .has_adapter = subject == "lora", .recalls = recalls},
+      control_of(recipe),
+      run.config());
   return to_json(
       evaluation_of(shape, text_shapes(given.tokens.seq_len, given.texts), part, run.config()),
-      task.subject);
+      subject);
 }
 
 // What of a variant's figures goes into the task's result, a message: the file has all of them.
 nlohmann::json told_of(const nlohmann::json& figures) {
   nlohmann::json told;
-  for (const char* key : {"student", "variant", "seed", "seconds", "perplexity", "gap_closed"})
+  for (const char* key : {"student", "variant", "seed", "perplexity", "gap_closed"})
     if (figures.contains(key)) told[key] = figures[key];
   for (const char* path : {"/columns/student/beyond/kl", "/control/state_bytes"}) {
     const nlohmann::json::json_pointer at(path);
@@ -120,29 +145,22 @@ nlohmann::json told_of(const nlohmann::json& figures) {
   return told;
 }
 
-// Those of each variant's students, in the order of the recipe. Throws Stopped.
-nlohmann::json variants_json(RunContext& run,
-                             TaskContext& context,
+// Those of each variant's students, in the order of the recipe.
+nlohmann::json variants_json(const RunContext& run,
                              const wire::Task& task,
                              const EvaluatedTexts& given,
-                             std::int64_t num_tokens) {
+                             const EvaluationPart& part) {
   nlohmann::json variants = nlohmann::json::array();
-  if (run.recipe().variants.empty()) return variants;  // and a task of pieces has no student at hand
-  const std::filesystem::path folder = directory_of(run, task, "hedgerow.json") / "variants";
-  for (const storage::Variant& variant : run.recipe().variants) {
-    const storage::Recipe recipe = run.recipe().of(variant);
-    for (int seed = 0; seed < variant.seeds; ++seed) {
-      const std::string name = storage::Recipe::student_name(variant, seed);
-      const EvaluationPart part =
-          part_of(run, context, task, given, num_tokens, folder / name, control_of(recipe));
-      nlohmann::json own = figures_json(run, task, given, part, recipe);
-      own.erase("subject");
-      own["student"] = name;
-      own["variant"] = variant.name;
-      own["seed"] = seed;
-      own["seconds"] = part.seconds;
-      variants.push_back(std::move(own));
-    }
+  const std::vector<VariantStudent> students = variant_students(run.recipe(), task.subject);
+  for (std::size_t i = 0; i < students.size(); ++i) {
+    const VariantStudent& student = students[i];
+    nlohmann::json own =
+        figures_json(run, task.subject, given, part.others.at(i), student.recipe, false);
+    own.erase("subject");
+    own["student"] = student.name;
+    own["variant"] = student.variant;
+    own["seed"] = student.seed;
+    variants.push_back(std::move(own));
   }
   return variants;
 }
@@ -158,6 +176,12 @@ EvaluationPart read_parts(const RunContext& run,
   }
   EvaluationPart whole = put_together(parts);
   const auto expected = static_cast<std::size_t>(given.num_sequences());
+  const std::size_t variants = variant_students(run.recipe(), task.subject).size();
+  if (whole.others.size() != variants)
+    throw storage::Error(storage::ErrorKind::kCorrupt,
+                         "the parts of the evaluation of '" + task.subject + "' have " +
+                             std::to_string(whole.others.size()) +
+                             " students of variants, expected " + std::to_string(variants));
   if (whole.sequences.size() != expected) {
     throw storage::Error(storage::ErrorKind::kCorrupt,
                          "the parts of the evaluation of '" + task.subject + "' have " +
@@ -181,23 +205,15 @@ TaskResult evaluate_task(RunContext& run, TaskContext& context, const wire::Task
         storage::sequences_of_piece(given.num_sequences(), task.piece, task.num_pieces).count;
   }
   const EvaluationPart part =
-      puts_together ? read_parts(run, task, given)
-                    : part_of(run,
-                              context,
-                              task,
-                              given,
-                              num_tokens,
-                              task.subject == "teacher" ? std::filesystem::path()
-                                                        : directory_of(run, task, "hedgerow.json"),
-                              control_of(run.recipe()));
+      puts_together ? read_parts(run, task, given) : part_of(run, context, task, given, num_tokens);
   TaskResult result{.finished = true};
   if (!is_piece) {
-    result.result = figures_json(run, task, given, part, run.recipe());
+    result.result = figures_json(
+        run, task.subject, given, part, run.recipe(), run.recipe().attention.recall_cache > 0);
     result.result["in_domain"] = run.recipe().validates_in_domain();
   }
   nlohmann::json variants = nlohmann::json::array();
-  if (!is_piece && task.subject == "transfer")
-    variants = variants_json(run, context, task, given, num_tokens);
+  if (!is_piece) variants = variants_json(run, task, given, part);
   result.result["seconds"] = part.seconds;
   result.result["tokens_per_second"] = static_cast<double>(num_tokens) / part.seconds;
   const std::string name =

@@ -105,6 +105,7 @@ nlohmann::json to_json(const EvaluationPart& part) {
     }
     json["sequences"].push_back(std::move(own));
   }
+  for (const EvaluationPart& other : part.others) json["others"].push_back(to_json(other));
   return json;
 }
 
@@ -127,6 +128,9 @@ EvaluationPart part_from_json(const nlohmann::json& json) {
       }
       part.sequences.push_back(std::move(sequence));
     }
+    if (const auto found = json.find("others"); found != json.end()) {
+      for (const nlohmann::json& other : *found) part.others.push_back(part_from_json(other));
+    }
     return part;
   } catch (const nlohmann::json::exception& error) {
     throw storage::Error(storage::ErrorKind::kCorrupt,
@@ -147,6 +151,18 @@ EvaluationPart put_together(std::span<const EvaluationPart> parts) {
   std::ranges::sort(dtypes);
   for (const std::string& dtype : dtypes)
     whole.compute_dtype += (whole.compute_dtype.empty() ? "" : ", ") + dtype;
+  const std::size_t num_others = parts.empty() ? 0 : parts.front().others.size();
+  for (std::size_t i = 0; i < num_others; ++i) {
+    std::vector<EvaluationPart> of_other;
+    for (const EvaluationPart& part : parts) {
+      if (part.others.size() != num_others)
+        throw storage::Error(storage::ErrorKind::kCorrupt,
+                             "the parts of an evaluation are of " + std::to_string(num_others + 1) +
+                                 " and of " + std::to_string(part.others.size() + 1) + " students");
+      of_other.push_back(part.others[i]);
+    }
+    whole.others.push_back(put_together(of_other));
+  }
   return whole;
 }
 

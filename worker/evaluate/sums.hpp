@@ -35,6 +35,8 @@ struct EvaluationPart {
   std::vector<int> untrained_layers = {};  // whose linear branch is off
   double seconds = 0.0;                    // of the worker
   std::vector<SequenceSums> sequences = {};
+  std::vector<EvaluationPart> others =
+      {};  // of EvaluateOptions::others; their seconds are in these
 };
 [[nodiscard]] nlohmann::json to_json(const EvaluationPart& part);
 // Throws kCorrupt.

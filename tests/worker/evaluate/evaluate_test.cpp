@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "storage/base/error.hpp"
 #include "storage/base/file.hpp"
@@ -508,6 +509,51 @@ TEST_F(Evaluate, PiecesOfAStudentAndOfItsTextsHaveTheBytesOfOne) {
                                            teacher.config())),
               whole);
   }
+}
+
+TEST_F(Evaluate, StudentsBesideOneAnotherHaveTheFiguresOfEvaluationsOfTheirOwn) {
+  const auto teacher = model();
+  // Of one window, of another one, with a layer that keeps its softmax as the first's does.
+  std::vector<worker::Student> made = {student(4), student(4), student(8), student(4)};
+  made[1].layers[2]->q.layer.mul_(0.5);
+  made[3].options.num_sinks = made[3].attention.num_sinks = 2;
+  for (worker::Student& one : made) one.layers[1].reset();
+  worker::EvaluateOptions options;
+  options.texts = {{"more", true, &tokens_, {0, 1, 2}}};
+  const auto figures = [&](const worker::Student& of, const worker::EvaluationPart& part) {
+    const auto shape = worker::shape_of(
+        {.has_student = true}, worker::Control{of.attention, {1}}, teacher.config());
+    return worker::to_json(
+               worker::evaluation_of(shape,
+                                     worker::text_shapes(tokens_.seq_len, options.texts),
+                                     part,
+                                     teacher.config()),
+               "transfer")
+        .dump();
+  };
+  std::vector<std::string> expected;
+  for (const worker::Student& one : made) {
+    options.student = &one;
+    expected.push_back(
+        figures(one, worker::evaluate_part(teacher, tokens_, {6, 7}, options).value()));
+  }
+  EXPECT_EQ(std::set<std::string>(expected.begin(), expected.end()).size(), made.size());
+  options.student = made.data();
+  for (std::size_t i = 1; i < made.size(); ++i) options.others.push_back(&made[i]);
+  std::vector<worker::EvaluationPart> parts;
+  for (options.num_pieces = 2; options.piece < 2; ++options.piece) {
+    const auto part = worker::evaluate_part(teacher, tokens_, {6, 7}, options);
+    parts.push_back(worker::part_from_json(nlohmann::json::parse(worker::to_json(*part).dump())));
+  }
+  const worker::EvaluationPart whole = worker::put_together(parts);
+  ASSERT_EQ(whole.others.size(), made.size() - 1);
+  EXPECT_EQ(figures(made[0], whole), expected[0]);
+  for (std::size_t i = 1; i < made.size(); ++i)
+    EXPECT_EQ(figures(made[i], whole.others[i - 1]), expected[i]) << i;
+  parts[1].others.pop_back();
+  const std::string said = refusal([&] { static_cast<void>(worker::put_together(parts)); },
+                                   storage::ErrorKind::kCorrupt);
+  EXPECT_NE(said.find("are of 4 and of 3 students"), std::string::npos) << said;
 }
 
 TEST_F(Evaluate, AStopIsHeardBetweenTheSequencesOfALayer) {
