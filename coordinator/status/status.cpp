@@ -9,6 +9,7 @@
 #include "coordinator/status/recorded_recipe.hpp"
 #include "coordinator/status/status_build.hpp"
 #include "coordinator/status/task_scores.hpp"
+#include "coordinator/status/variants.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
 #include "storage/base/error.hpp"
 #include "storage/base/fields.hpp"
@@ -238,6 +239,9 @@ void visit_fields(Visitor& visitor, T& status) {
 void to_json(json& out, const RunStatus& status) {
   out = fields_to_json(status);
   out["format"] = kFormat;
+  // For those who have the status alone: the page and the report.
+  if (const auto variants = variants_of(status); !variants.empty())
+    out["variants"] = to_json(variants);
 }
 
 void from_json(const json& in, RunStatus& status) {

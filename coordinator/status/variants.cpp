@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "storage/recipe/recipe.hpp"
+
 namespace hedgerow::coordinator {
 namespace {
 
@@ -32,19 +34,31 @@ void add_errors(const nlohmann::json& layers, std::vector<double>& errors) {
   }
 }
 
-// Relative errors of a student's layers.
-Values layer_errors(const RunStatus& status) {
-  Values errors;
+struct Trained {
+  Values errors;        // relative, of a student's layers
+  Values step_seconds;  // by task
+};
+
+Trained trained_students(const RunStatus& status) {
+  Trained found;
   for (const TaskStatus& task : status.tasks) {
     if (task.stage != Stage::kTransfer || task.state != "done") continue;
-    if (task.result.contains("layers")) add_errors(task.result["layers"], errors[""]);
     if (!task.result.contains("variants")) continue;
-    for (const nlohmann::json& variant : task.result["variants"])
+    const auto add_seconds = [&](const std::string& student, const nlohmann::json& of) {
+      if (const auto seconds = of.find("seconds_per_step"); seconds != of.end())
+        found.step_seconds[student].push_back(seconds->get<double>());
+    };
+    if (task.result.contains("layers")) add_errors(task.result["layers"], found.errors[""]);
+    add_seconds("", task.result);
+    for (const nlohmann::json& variant : task.result["variants"]) {
+      const std::string student = variant.at("student").get<std::string>();
+      std::vector<double>& errors = found.errors[student];
       for (const nlohmann::json& error : variant.at("relative_mse"))
-        if (error.is_number())
-          errors[variant.at("student").get<std::string>()].push_back(error.get<double>());
+        if (error.is_number()) errors.push_back(error.get<double>());
+      add_seconds(student, variant);
+    }
   }
-  return errors;
+  return found;
 }
 
 // What an evaluation says of a student, by text, the validation split's under kValidation.
@@ -108,9 +122,9 @@ nlohmann::json to_json(const Spread& spread) {
 
 }  // namespace
 
-std::vector<VariantFigures> variants_of(const RunStatus& status, const storage::Recipe& recipe) {
-  if (recipe.variants.empty()) return {};
-  const Values errors = layer_errors(status);
+std::vector<VariantFigures> variants_of(const RunStatus& status) {
+  const Trained trained = trained_students(status);
+  if (trained.errors.empty()) return {};
   std::map<std::string, nlohmann::json> evaluations;
   if (const TaskStatus* task = status.task("evaluate/transfer");
       task != nullptr && task->state == "done" && task->result.contains("variants")) {
@@ -123,25 +137,28 @@ std::vector<VariantFigures> variants_of(const RunStatus& status, const storage::
     VariantFigures figures;
     figures.name = name;
     figures.seeds = static_cast<int>(students.size());
-    std::vector<double> means;
+    std::vector<double> means, seconds;
     std::vector<nlohmann::json> evaluated;
     for (const std::string& student : students) {
-      if (const auto found = errors.find(student); found != errors.end() && !found->second.empty())
+      if (const auto found = trained.errors.find(student);
+          found != trained.errors.end() && !found->second.empty())
         means.push_back(mean_of(found->second));
+      if (const auto found = trained.step_seconds.find(student);
+          found != trained.step_seconds.end())
+        seconds.push_back(mean_of(found->second));
       if (const auto found = evaluations.find(student); found != evaluations.end())
         evaluated.push_back(found->second);
     }
     figures.relative_mse = spread_of(means);
+    figures.seconds_per_step = spread_of(seconds);
     add_evaluations(evaluated, figures);
     all.push_back(std::move(figures));
   };
-  add(storage::kOwnStudent, {""});
-  for (const storage::Variant& variant : recipe.variants) {
-    std::vector<std::string> students;
-    for (int seed = 0; seed < variant.seeds; ++seed)
-      students.push_back(storage::Recipe::student_name(variant, seed));
-    add(variant.name, students);
-  }
+  std::map<std::string, std::vector<std::string>> students;  // by variant
+  for (const auto& [student, errors] : trained.errors)
+    students[student.empty() ? storage::kOwnStudent : storage::Recipe::variant_of(student)]
+        .push_back(student);
+  for (const auto& [variant, own] : students) add(variant, own);
   mark_front(all);
   std::ranges::stable_sort(all, [](const VariantFigures& a, const VariantFigures& b) {
     if (a.mean_kl.count > 0 && b.mean_kl.count > 0)
@@ -155,11 +172,12 @@ nlohmann::json to_json(const std::vector<VariantFigures>& variants) {
   nlohmann::json rows = nlohmann::json::array();
   for (const VariantFigures& figures : variants) {
     nlohmann::json row = {{"variant", figures.name},
-                {"seeds", figures.seeds},
-                {"relative_mse", to_json(figures.relative_mse)},
-                {"kl", to_json(figures.mean_kl)},
-                {"state_bytes", figures.state_bytes},
-                {"on_front", figures.is_on_front}};
+                          {"seeds", figures.seeds},
+                          {"relative_mse", to_json(figures.relative_mse)},
+                          {"kl", to_json(figures.mean_kl)},
+                          {"seconds_per_step", to_json(figures.seconds_per_step)},
+                          {"state_bytes", figures.state_bytes},
+                          {"on_front", figures.is_on_front}};
     for (const auto& [name, spread] : figures.gap_closed)
       row["texts"][name]["gap_closed"] = to_json(spread);
     for (const auto& [name, spread] : figures.kl) row["texts"][name]["kl"] = to_json(spread);

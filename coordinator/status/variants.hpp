@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "coordinator/status/status.hpp"
-#include "storage/recipe/recipe.hpp"
 
 namespace hedgerow::coordinator {
 
@@ -27,14 +26,15 @@ struct VariantFigures {
   // between the untrained control and the teacher, and the KL divergence beyond the control's window.
   std::vector<std::pair<std::string, Spread>> gap_closed, kl;
   Spread mean_kl;                // over the texts: what variants are sorted by
+  Spread seconds_per_step;       // of a layer, without the teacher, on a processor
   std::int64_t state_bytes = 0;  // of a sequence at the evaluation's length; 0: not evaluated
   bool is_on_front = false;      // no other has a smaller KL with as few bytes, or fewer
 };
 
-// Sorted by KL, which even three layers among thirty move clearly where the loss hardly does; without
-// an evaluation by their error. Empty: the run has no variants.
-[[nodiscard]] std::vector<VariantFigures> variants_of(const RunStatus& status,
-                                                      const storage::Recipe& recipe);
+// Sorted by KL, which even three layers among thirty move clearly where the loss hardly does;
+// without an evaluation by their error. Empty: the run has no variants, or no layer of them is
+// trained yet.
+[[nodiscard]] std::vector<VariantFigures> variants_of(const RunStatus& status);
 [[nodiscard]] nlohmann::json to_json(const std::vector<VariantFigures>& variants);
 
 }  // namespace hedgerow::coordinator

@@ -3,7 +3,7 @@
   plot_variants.py --rows ROWS.json --out FILE.png
 
 ROWS.json is what `hedgerow metrics --variants --json` prints. A point a variant, bars from the least to the most of its seeds, a
-line through the front. Writes {"written": path} to stdout. Exit 5 where Python has no matplotlib.
+line through the front; beside it the same against the planned time of the whole job, where that is known. Writes {"written": path} to stdout. Exit 5 where Python has no matplotlib.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -28,15 +29,26 @@ def main() -> int:
     from matplotlib import pyplot
 
     rows = [row for row in json.loads(arguments.rows.read_text(encoding="utf-8"))["variants"] if row["kl"]]
-    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
-    for number, row in enumerate(rows):
-        megabytes, kl = row["state_bytes"] / 1e6, row["kl"]
-        axes.errorbar(megabytes, kl["median"], yerr=[[kl["median"] - kl["least"]], [kl["most"] - kl["median"]]], marker="o",
-                      capsize=3, color=f"C{number % 10}", label=row["variant"])
-    front = sorted((row["state_bytes"] / 1e6, row["kl"]["median"]) for row in rows if row["on_front"])
-    axes.plot(*zip(*front), color="grey", linewidth=0.8, zorder=0)
-    axes.set(xlabel="MB of state a sequence", ylabel="KL to the teacher beyond two windows, nats", title="variants and their front")
-    axes.legend(fontsize=8)
+    jobs = [row for row in rows if row.get("whole_job")]
+    figure, panels = pyplot.subplots(ncols=2 if jobs else 1, figsize=(13 if jobs else 8, 5), layout="constrained", squeeze=False)
+
+    def draw(axes, shown: list[dict], cost: Callable[[dict], float], label: str, title: str) -> None:
+        for row in shown:
+            kl = row["kl"]
+            axes.errorbar(cost(row), kl["median"], yerr=[[kl["median"] - kl["least"]], [kl["most"] - kl["median"]]], marker="o",
+                          capsize=3, color=f"C{rows.index(row) % 10}", label=row["variant"])
+        front = [(cost(row), row["kl"]["median"]) for row in shown]
+        front = sorted(own for own in front if not any(other[0] <= own[0] and other[1] <= own[1] and other != own for other in front))
+        axes.plot(*zip(*front), color="grey", linewidth=0.8, zorder=0)
+        axes.set(xlabel=label, ylabel="KL to the teacher beyond two windows, nats", title=title)
+
+    draw(panels[0][0], rows, lambda row: row["state_bytes"] / 1e6, "MB of state a sequence", "variants and their front")
+    if jobs:
+        has_gpus = any(row["whole_job"]["gpu_hours"] > 0 for row in jobs)
+        draw(panels[0][1], jobs,
+             lambda row: row["whole_job"]["gpu_hours"] if has_gpus else row["whole_job"]["seconds"] / 3600,
+             "GPU-hours planned for the whole job" if has_gpus else "hours planned for the whole job", "quality against time")
+    panels[0][0].legend(fontsize=8)
     figure.savefig(arguments.out, dpi=120)
     print(json.dumps({"written": str(arguments.out)}))
     return 0

@@ -79,6 +79,9 @@ struct Recipe {
   [[nodiscard]] static std::string student_name(const Variant& variant, int seed) {
     return variant.name + ".s" + std::to_string(seed);
   }
+  [[nodiscard]] static std::string variant_of(const std::string& student_name) {
+    return student_name.substr(0, student_name.rfind(".s"));
+  }
   // How many students the transfer trains: the recipe's own and those of the variants.
   [[nodiscard]] int num_students() const;
   // Every field, in the order above, with comments; parse(to_toml()) == *this.

@@ -14,6 +14,7 @@
 #include "worker/model/attention_options.hpp"
 #include "worker/model/linear_branch.hpp"
 #include "worker/model/tensor_bytes.hpp"
+#include "worker/task/stopwatch.hpp"
 
 namespace hedgerow::worker {
 namespace {
@@ -127,6 +128,7 @@ void LayerTrainer::create_parameters(const storage::ModelConfig& config, const a
 
 at::Tensor LayerTrainer::accumulate(const Qkv& qkv, double share, const at::Tensor& y_true) {
   const c10::AutoGradMode enable(true);
+  const Stopwatch clock;
   const kernels::AttentionTransfer transfer = kernels::attention_transfer(qkv.q,
                                                                           qkv.k,
                                                                           qkv.v,
@@ -142,6 +144,7 @@ at::Tensor LayerTrainer::accumulate(const Qkv& qkv, double share, const at::Tens
   }
   if (!std::isfinite(loss.item<double>())) fail_not_finite("transfer loss", transfer.y_true);
   if (loss.requires_grad()) loss.backward();
+  seconds_ += clock.seconds();
   return transfer.y_true;
 }
 
@@ -159,6 +162,7 @@ void LayerTrainer::fail_not_finite(const std::string& what, const at::Tensor& y_
 }
 
 void LayerTrainer::step() {
+  const Stopwatch clock;
   gradient_norm_ = optimizer_->clip_gradients(transfer_.gradient_clip);
   if (!std::isfinite(gradient_norm_)) fail_not_finite("gradient", {});
   learning_rate_ = rate_after(optimizer_->num_steps(), learning_rate_, rates_);
@@ -167,6 +171,8 @@ void LayerTrainer::step() {
   if (every > 0 && optimizer_->num_steps() % every == 0) {
     redraw(static_cast<std::uint32_t>(optimizer_->num_steps() / every));
   }
+  seconds_ += clock.seconds();
+  ++steps_;
 }
 
 void LayerTrainer::redraw(std::uint32_t draw) {

@@ -84,6 +84,10 @@ class LayerTrainer {
   const LayerMetrics& finish_validation(std::int64_t step);
 
   [[nodiscard]] int layer_idx() const noexcept { return layer_idx_; }
+  // What a step has taken in this process, without the teacher if it was given; 0: no step yet.
+  [[nodiscard]] double seconds_per_step() const noexcept {
+    return steps_ == 0 ? 0.0 : seconds_ / static_cast<double>(steps_);
+  }
   [[nodiscard]] const kernels::HybridParameters& parameters() const noexcept { return parameters_; }
   [[nodiscard]] const kernels::HybridOptions& options() const noexcept { return options_; }
   [[nodiscard]] bool stopped() const noexcept { return stopped_; }
@@ -135,6 +139,8 @@ class LayerTrainer {
 
   int layer_idx_;
   std::string student_;  // "" or with a dot behind it
+  double seconds_ = 0.0;  // of `steps_` steps
+  std::int64_t steps_ = 0;
   storage::TransferSection transfer_;
   RateSettings rates_;
   storage::AttentionSpec attention_;

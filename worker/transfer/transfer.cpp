@@ -214,7 +214,10 @@ class Transfer {
     progress_.phase = "training";
     for (std::int64_t i = 0; i < forwards; ++i) {
       const at::Tensor hidden_states = input_->next(rows);
-      forward(hidden_states, [&](LayerTrainer& trainer, const Qkv& qkv, const at::Tensor& y_true) {
+      forward(hidden_states, [&](LayerTrainer& trainer, const Qkv& qkv, const at::Tensor& given) {
+        // Beside others, so that the time of each is its own.
+        const bool is_alone = student_names_.size() == 1;
+        const at::Tensor y_true = given.defined() || is_alone ? given : teacher_attention(qkv);
         return trainer.accumulate(qkv, 1.0 / static_cast<double>(forwards), y_true);
       });
       progress_.tokens += rows * hidden_states.size(1);
@@ -348,13 +351,15 @@ class Transfer {
   TaskResult finish() {
     TensorMap owned;
     nlohmann::json layers = nlohmann::json::array();
-    nlohmann::json variants = nlohmann::json::array();
+    nlohmann::json variants = nlohmann::json::array(), own_seconds;
     for (std::size_t i = 0; i < student_names_.size(); ++i) {
       TensorMap own;
       nlohmann::json results = nlohmann::json::array();
+      double seconds = 0.0;
       for (const auto& [layer, students] : trainers_) {
         students[i].export_best(own);
         results.push_back(students[i].result());
+        seconds += students[i].seconds_per_step() / static_cast<double>(trainers_.size());
       }
       const std::string prefix = storage::tensors_of_student(student_names_[i]);
       for (auto& [name, tensor] : own) owned.emplace(prefix + name, std::move(tensor));
@@ -362,6 +367,9 @@ class Transfer {
         layers = std::move(results);
       else
         variants.push_back({{"student", student_names_[i]}, {"relative_mse", errors_of(results)}});
+      // A GPU's work is not over when its calls return.
+      if (seconds > 0.0 && !run_.device().is_cuda())
+        (i == 0 ? own_seconds : variants.back()["seconds_per_step"]) = seconds;
     }
     std::map<std::string, storage::TensorView> views;
     for (const auto& [name, tensor] : owned)
@@ -379,7 +387,10 @@ class Transfer {
                      {"seconds", seconds},
                      {"tokens_per_second", static_cast<double>(tokens_trained()) / seconds},
                      {"seconds_waited_on_data", progress_.seconds_waited_on_data}};
-    if (!variants.empty()) result.result["variants"] = std::move(variants);
+    if (!variants.empty()) {
+      result.result["variants"] = std::move(variants);
+      if (!own_seconds.is_null()) result.result["seconds_per_step"] = own_seconds;
+    }
     return result;
   }
 

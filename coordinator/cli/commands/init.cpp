@@ -8,6 +8,7 @@
 #include "coordinator/cli/programs/programs.hpp"
 #include "coordinator/cli/run/gpu.hpp"
 #include "coordinator/cli/run/planning.hpp"
+#include "coordinator/cli/run/whole_job.hpp"
 #include "coordinator/cli/terminal/interrupt.hpp"
 #include "coordinator/status/recorded_recipe.hpp"
 #include "coordinator/status/status.hpp"
@@ -267,8 +268,6 @@ void require_new(const std::string& out) {
   require(!fs::exists(out), out + " exists and is not overwritten; choose another name with --out");
 }
 
-// The whole job of a variant of a run: every layer trains, and the last stage, at the steps of a
-// recipe that names none.
 ExitCode init_from_run(const InitOptions& options, Terminal& terminal) {
   require(!options.variant.empty(),
           "--from takes the run of a study; --variant says which of its variants (" +
@@ -277,24 +276,7 @@ ExitCode init_from_run(const InitOptions& options, Terminal& terminal) {
   const storage::RunLayout layout(options.from);
   require_run(layout);
   const storage::Recipe study = recipe_of_run(layout);
-  std::string names = storage::kOwnStudent;
-  const storage::Variant* chosen = nullptr;
-  for (const storage::Variant& variant : study.variants) {
-    names += ", " + variant.name;
-    if (variant.name == options.variant) chosen = &variant;
-  }
-  require(chosen != nullptr || options.variant == storage::kOwnStudent,
-          "--variant " + options.variant + ": " + options.from + " has " + names);
-  storage::Recipe recipe = chosen != nullptr ? study.of(*chosen) : study;
-  recipe.variants.clear();
-  recipe.made_by = {};
-  const storage::TransferSection defaults;
-  recipe.transfer.softmax_layers = {};
-  recipe.transfer.max_steps = defaults.max_steps;
-  recipe.transfer.validate_every = defaults.validate_every;
-  recipe.evaluate.max_sequences = 0;
-  recipe.finetune.enabled = true;
-  recipe.plan.layers_per_block = 0;
+  const storage::Recipe recipe = whole_job(study, options.variant, options.from);
   write_recipe(recipe, options.out);
   terminal.print("wrote " + options.out + ": the whole job of " + options.variant + " of " +
                  options.from);

@@ -5,7 +5,9 @@
 
 #include "coordinator/cli/commands/commands.hpp"
 #include "coordinator/cli/programs/programs.hpp"
+#include "coordinator/cli/run/whole_job.hpp"
 #include "coordinator/cli/terminal/history_lines.hpp"
+#include "coordinator/cli/terminal/variants_table.hpp"
 #include "coordinator/status/recorded_recipe.hpp"
 #include "coordinator/status/status.hpp"
 #include "coordinator/status/variants.hpp"
@@ -74,54 +76,36 @@ void print_finetune(const storage::History& history, Terminal& terminal) {
   }
 }
 
-std::string spread_text(const Spread& spread) {
-  if (spread.count == 0) return "-";
-  std::string text = number_text(spread.median, 3);
-  if (spread.count > 1)
-    text += " (" + number_text(spread.least, 3) + " to " + number_text(spread.most, 3) + ")";
-  return text;
-}
-
-// A row a variant, the smallest KL first; * stands before those on the front of bytes and KL.
 ExitCode print_variants(const storage::RunLayout& layout,
                         const std::string& plot,
                         Terminal& terminal) {
-  const std::vector<VariantFigures> all = variants_of(read_status(layout), recipe_of_run(layout));
-  require(!all.empty(),
+  const std::vector<VariantFigures> all = variants_of(read_status(layout));
+  const storage::Recipe recipe = recipe_of_run(layout);
+  require(!recipe.variants.empty(),
           layout.root().string() +
               ": its recipe has no [[variants]]; 'hedgerow init --study' "
               "writes a recipe with eight");
-  if (terminal.options().json) terminal.print_json({{"variants", to_json(all)}});
-  Table table;
-  table.column("variant", 9).column("seeds", 3, true).column("relative MSE", 8, true);
-  const auto most = std::ranges::max_element(
-      all, {}, [](const VariantFigures& figures) { return figures.gap_closed.size(); });
-  for (const auto& [text, spread] : most->gap_closed)
-    table.column("gap closed: " + text, text == storage::kValidation ? 7 : 6, true)
-        .column("KL: " + text, 4, true);
-  table.column("state", 5, true);
-  for (const VariantFigures& figures : all) {
-    std::vector<std::string> cells{(figures.is_on_front ? "* " : "  ") + figures.name,
-                                   std::to_string(figures.seeds),
-                                   spread_text(figures.relative_mse)};
-    for (std::size_t i = 0; i < most->gap_closed.size(); ++i) {
-      const bool is_known = i < figures.gap_closed.size();
-      cells.push_back(is_known ? spread_text(figures.gap_closed[i].second) : "-");
-      cells.push_back(is_known ? spread_text(figures.kl[i].second) : "-");
+  if (all.empty()) terminal.say("no block of its transfer is done yet");
+  std::map<std::string, WholeJob> jobs;
+  nlohmann::json rows = to_json(all);
+  for (nlohmann::json& row : rows) {
+    const std::string name = row["variant"];
+    if (const auto job = planned_whole_job(layout, recipe, name)) {
+      jobs[name] = *job;
+      row["whole_job"] = {
+          {"seconds", job->seconds}, {"gpu_hours", job->gpu_hours}, {"cost", job->cost}};
     }
-    cells.push_back(figures.state_bytes > 0
-                        ? bytes_text(static_cast<std::uint64_t>(figures.state_bytes))
-                        : "-");
-    table.row(std::move(cells));
   }
-  for (const std::string& line : table.render(terminal.answer_width())) terminal.print(line);
+  if (terminal.options().json) terminal.print_json({{"variants", rows}});
+  for (const std::string& line : variant_lines(all, terminal.answer_width(), jobs))
+    terminal.print(line);
   if (plot.empty()) return ExitCode::kOk;
-  const std::filesystem::path rows = plot + ".json";
-  storage::write_atomically(rows, nlohmann::json{{"variants", to_json(all)}}.dump(1) + "\n");
+  const std::filesystem::path file = plot + ".json";
+  storage::write_atomically(file, nlohmann::json{{"variants", rows}}.dump(1) + "\n");
   const bool finished = run_python(
-      terminal, "picture", "plot_variants.py", {"--rows", rows, "--out", plot}, [](const auto&) {});
+      terminal, "picture", "plot_variants.py", {"--rows", file, "--out", plot}, [](const auto&) {});
   if (!finished) return ExitCode::kInterrupted;
-  terminal.say("wrote " + plot + " and, its figures, " + rows.string());
+  terminal.say("wrote " + plot + " and, its figures, " + file.string());
   return ExitCode::kOk;
 }
 
@@ -184,7 +168,9 @@ RunCommand declare_metrics(CLI::App& app) {
   app.add_flag("--variants",
                options->variants,
                "the students of the recipe's [[variants]], a row each, the smallest KL first");
-  app.add_option("--plot", options->plot, "with --variants: KL against bytes as a PNG")
+  app.add_option("--plot",
+                 options->plot,
+                 "with --variants: KL against bytes and against planned hours as a PNG")
       ->type_name("FILE");
   app.add_flag("--csv", options->csv, "print series, step, time, column and value, a line each");
   app.add_option("--tensorboard", options->tensorboard, "write event files for TensorBoard there")

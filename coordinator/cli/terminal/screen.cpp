@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "coordinator/cli/terminal/variants_table.hpp"
 #include "coordinator/cli/terminal/view.hpp"
 
 namespace hedgerow::coordinator::cli {
@@ -87,6 +88,8 @@ std::vector<std::string> whole_view(const RunStatus& status,
               .workers = worker_lines(status, width),
               .results = result_lines(status, width),
               .warnings = warning_lines(status, width)};
+  for (std::string& line : variant_lines(variants_of(status), width))
+    parts.results.push_back(std::move(line));
   if (const Lines stages = stage_lines(status, width); !stages.empty()) {
     parts.head.emplace_back();
     parts.head.insert(parts.head.end(), stages.begin(), stages.end());

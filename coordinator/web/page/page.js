@@ -142,7 +142,7 @@ function drawLanes() {
 }
 
 const SECTIONS = [drawHeader, drawWarnings, drawStages, drawPlan, drawHeat, drawLayer, drawLanes, drawAttempts, drawLora,
-  drawQuality, drawAttentionMaps,
+  drawQuality, drawAttentionMaps, drawVariants,
   (all) => drawLayers(all, choose), drawEvents, drawProvenance];
 
 function draw() {

@@ -1,0 +1,62 @@
+#include "coordinator/cli/terminal/variants_table.hpp"
+
+#include <algorithm>
+
+#include "coordinator/cli/terminal/format.hpp"
+
+namespace hedgerow::coordinator::cli {
+namespace {
+
+std::string spread_text(const Spread& spread, double scale = 1.0) {
+  if (spread.count == 0) return "-";
+  std::string text = number_text(scale * spread.median, 3);
+  if (spread.count > 1)
+    text += " (" + number_text(scale * spread.least, 3) + " to " +
+            number_text(scale * spread.most, 3) + ")";
+  return text;
+}
+
+}  // namespace
+
+std::vector<std::string> variant_lines(const std::vector<VariantFigures>& variants,
+                                       int width,
+                                       const std::map<std::string, WholeJob>& jobs) {
+  if (variants.empty()) return {};
+  constexpr double kMilliseconds = 1e3;
+  Table table;
+  table.column("variant", 9).column("seeds", 3, true).column("relative MSE", 8, true);
+  const auto most = std::ranges::max_element(
+      variants, {}, [](const VariantFigures& figures) { return figures.gap_closed.size(); });
+  for (const auto& [text, spread] : most->gap_closed)
+    table.column("gap closed: " + text, text == storage::kValidation ? 7 : 6, true)
+        .column("KL: " + text, 4, true);
+  table.column("state", 5, true).column("ms a step", 3, true);
+  const bool has_gpus = std::ranges::any_of(
+      jobs, [](const auto& job) { return job.second.gpu_hours > 0.0; });
+  if (!jobs.empty()) table.column(has_gpus ? "GPU-hours of all" : "time of all", 5, true);
+  std::vector<std::string> lines;
+  for (const VariantFigures& figures : variants) {
+    std::vector<std::string> cells{(figures.is_on_front ? "* " : "  ") + figures.name,
+                                   std::to_string(figures.seeds),
+                                   spread_text(figures.relative_mse)};
+    for (std::size_t i = 0; i < most->gap_closed.size(); ++i) {
+      const bool is_known = i < figures.gap_closed.size();
+      cells.push_back(is_known ? spread_text(figures.gap_closed[i].second) : "-");
+      cells.push_back(is_known ? spread_text(figures.kl[i].second) : "-");
+    }
+    cells.push_back(figures.state_bytes > 0
+                        ? bytes_text(static_cast<std::uint64_t>(figures.state_bytes))
+                        : "-");
+    cells.push_back(spread_text(figures.seconds_per_step, kMilliseconds));
+    if (const auto job = jobs.find(figures.name); job != jobs.end()) {
+      cells.push_back(has_gpus ? number_text(job->second.gpu_hours, 3)
+                               : duration_text(job->second.seconds));
+    } else if (!jobs.empty()) {
+      cells.emplace_back("-");
+    }
+    table.row(std::move(cells));
+  }
+  return table.render(width);
+}
+
+}  // namespace hedgerow::coordinator::cli
