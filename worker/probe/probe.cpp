@@ -13,6 +13,7 @@
 #include "storage/base/error.hpp"
 #include "worker/model/block_runner.hpp"
 #include "worker/model/trained_parts.hpp"
+#include "worker/probe/head_sums.hpp"
 #include "worker/transfer/attention_rows.hpp"
 
 namespace hedgerow::worker {
@@ -40,8 +41,8 @@ const std::vector<SimpleMap>& simple_maps() {
 // The mean over the rows of x [H, R] that are not NaN; NaN where none is.
 at::Tensor mean_over_rows(const at::Tensor& x) { return x.to(at::kDouble).nanmean(-1).cpu(); }
 
-// Ranks along the last dimension, from 0 on, of the entries that count; equal ones share their mean.
-// x, counts [R, T].
+// Ranks along the last dimension, from 0 on, of the entries that count; equal ones share their
+// mean. x, counts [R, T].
 at::Tensor ranks_of(const at::Tensor& x, const at::Tensor& counts) {
   const at::Tensor value = x.masked_fill(counts.logical_not(), INFINITY);
   const auto [sorted, order] = value.sort(-1);
@@ -50,43 +51,9 @@ at::Tensor ranks_of(const at::Tensor& x, const at::Tensor& counts) {
   return (low + high - 1).to(at::kDouble) / 2.0;
 }
 
-// Sums over sequences, by layer and head and what is measured.
-class HeadSums {
- public:
-  void add(const std::string& group, const std::string& name, const at::Tensor& of_heads) {
-    at::Tensor& sum = sums_[group][name];
-    sum = sum.defined() ? sum + of_heads : of_heads.clone();
-  }
-  void least(const std::string& group, const std::string& name, const at::Tensor& of_heads) {
-    at::Tensor& found = least_[group][name];
-    found = found.defined() ? at::fmin(found, of_heads) : of_heads.clone();
-  }
-  [[nodiscard]] nlohmann::json heads(std::int64_t num_heads, double sequences) const {
-    nlohmann::json heads = nlohmann::json::array();
-    for (std::int64_t h = 0; h < num_heads; ++h) {
-      nlohmann::json head = {{"head", h}};
-      const auto put = [&](const auto& groups, double divisor) {
-        for (const auto& [group, figures] : groups) {
-          nlohmann::json& of =
-              group.starts_with("maps/") ? head["maps"][group.substr(5)] : head[group];
-          for (const auto& [name, values] : figures) {
-            const double value = values[h].template item<double>() / divisor;
-            of[name] = std::isfinite(value) ? nlohmann::json(value) : nlohmann::json();
-          }
-        }
-      };
-      put(sums_, sequences);
-      put(least_, 1.0);
-      heads.push_back(std::move(head));
-    }
-    return heads;
-  }
-
- private:
-  std::map<std::string, std::map<std::string, at::Tensor>> sums_, least_;
-};
-
-at::Tensor score_rows(const at::Tensor& q, const at::Tensor& k, const std::vector<std::int64_t>& rows) {
+at::Tensor score_rows(const at::Tensor& q,
+                      const at::Tensor& k,
+                      const std::vector<std::int64_t>& rows) {
   const at::Tensor index = at::tensor(rows, at::kLong).to(q.device());
   const double scale = 1.0 / std::sqrt(static_cast<double>(q.size(2)));
   const at::Tensor keys = k.to(at::kFloat).repeat_interleave(q.size(0) / k.size(0), 0);
@@ -112,18 +79,17 @@ class LayerProbe {
              const kernels::HybridOptions& options)
       : maps_(maps), options_(options) {}
 
-  // One sequence's q, k, v [1, ...].
-  void look(const Qkv& qkv, HeadSums& sums) const {
+  // One sequence's q, k, v [1, ...]. Returns the mean of the softmax's look_back over the heads.
+  double look(const Qkv& qkv, HeadSums& sums) const {
     const at::Tensor q = qkv.q[0], k = qkv.k[0], v = qkv.v[0];
     const std::vector<std::int64_t> rows = sampled_rows(q.size(1));
     const at::Tensor softmax = teacher_rows(q, k, rows), scores = score_rows(q, k, rows);
-    const at::Tensor seen = softmax.new_ones({softmax.size(1), softmax.size(2)}, at::kBool)
-                                .logical_and(at::arange(softmax.size(2), at::kLong)
-                                                 .to(q.device())
-                                                 .unsqueeze(0)
-                                                 .le(at::tensor(rows, at::kLong)
-                                                         .to(q.device())
-                                                         .unsqueeze(1)));
+    const at::Tensor seen =
+        softmax.new_ones({softmax.size(1), softmax.size(2)}, at::kBool)
+            .logical_and(at::arange(softmax.size(2), at::kLong)
+                             .to(q.device())
+                             .unsqueeze(0)
+                             .le(at::tensor(rows, at::kLong).to(q.device()).unsqueeze(1)));
     const WeightFigures own = weight_figures(softmax, rows);
     sums.add("softmax", "entropy", own.entropy);
     sums.add("softmax", "look_back", own.look_back);
@@ -138,6 +104,7 @@ class LayerProbe {
       sums.add(group, "kl", divergence(softmax, weights));
     }
     if (maps_) look_at_student(q, k, v, rows, softmax, scores, sums);
+    return own.look_back.mean().item<double>();
   }
 
  private:
@@ -260,8 +227,7 @@ at::Tensor monotonicity(const at::Tensor& weights,
 at::Tensor effective_rank(const at::Tensor& phi) {
   // Of the Gram matrix, whose eigenvalues are the squared singular values.
   const at::Tensor x = phi.to(at::kDouble);
-  const at::Tensor values =
-      at::linalg_eigvalsh(at::matmul(x.transpose(-1, -2), x)).clamp_min(0.0);
+  const at::Tensor values = at::linalg_eigvalsh(at::matmul(x.transpose(-1, -2), x)).clamp_min(0.0);
   const at::Tensor share = values / values.sum(-1, true).clamp_min(kSmallest);
   return (-(share * share.clamp_min(kSmallest).log()).sum(-1)).exp().cpu();
 }
@@ -287,7 +253,8 @@ nlohmann::json probe_attention(const storage::ModelDirectory& model,
     last = std::max(last, layer);
   }
   if (last < 0) last = num_layers - 1;
-  const LoadHooks hooks{[] {}, [&](int layer, const storage::Hash128& hash) {
+  const LoadHooks hooks{[] {},
+                        [&](int layer, const storage::Hash128& hash) {
                           if (options.student != nullptr)
                             options.student->require_teacher(model, layer, hash);
                         }};
@@ -301,19 +268,19 @@ nlohmann::json probe_attention(const storage::ModelDirectory& model,
     streams.push_back(embed(input.to(options.device), outer.embed_tokens));
   }
   nlohmann::json layers = nlohmann::json::array();
+  std::vector<double> look_back(sequences.size());  // sums over the probed layers
   const kernels::HybridOptions none;
   for (int layer = 0; layer <= last; ++layer) {
-    LayerWeights weights =
-        load_layer(model, layer, options.compute_dtype, options.device, hooks);
+    LayerWeights weights = load_layer(model, layer, options.compute_dtype, options.device, hooks);
     pack_layer(weights, tokens.seq_len);
     const BlockRunner runner(model.config(), layer, {std::move(weights)}, options.compute_dtype);
     const bool is_probed = options.layers.empty() || options.layers.contains(layer);
     const auto maps = maps_on_device(options, layer);
     const LayerProbe probe(maps, options.student != nullptr ? options.student->options : none);
     HeadSums sums;
-    for (at::Tensor& stream : streams) {
-      stream = runner.run(stream, rope, [&](int /*layer*/, const Qkv& qkv) {
-        if (is_probed) probe.look(qkv, sums);
+    for (std::size_t i = 0; i < streams.size(); ++i) {
+      streams[i] = runner.run(streams[i], rope, [&](int /*layer*/, const Qkv& qkv) {
+        if (is_probed) look_back[i] += probe.look(qkv, sums);
         return teacher_attention(qkv);
       });
     }
@@ -324,8 +291,13 @@ nlohmann::json probe_attention(const storage::ModelDirectory& model,
                                     static_cast<double>(sequences.size()))}});
     if (options.progress) options.progress(layer + 1, last + 1);
   }
+  nlohmann::json by_sequence = nlohmann::json::array();
+  for (std::size_t i = 0; i < sequences.size(); ++i)
+    by_sequence.push_back({{"sequence", sequences[i]},
+                           {"look_back", look_back[i] / static_cast<double>(layers.size())}});
   return {{"sequences", sequences.size()},
           {"seq_len", tokens.seq_len},
+          {"by_sequence", std::move(by_sequence)},
           {"layers", std::move(layers)}};
 }
 

@@ -22,9 +22,9 @@ using storage::ExitCode;
 
 struct ProbeOptions {
   ModelOptions model;
-  std::string device, tokens;
+  std::string device, tokens, out;
   std::vector<int> layers;
-  int max_sequences = 2;
+  int max_sequences = 2, select = 0;
   bool heads = false;
 };
 
@@ -120,7 +120,36 @@ std::string hardest_heads(const json& layers) {
   return text;
 }
 
+// Before the probe, which takes minutes.
+void make_directory(const char* option, const std::filesystem::path& directory) {
+  std::error_code failed;
+  std::filesystem::create_directories(directory, failed);
+  require(!failed,
+          std::string(option) + ": " + directory.string() + " cannot be made: " + failed.message());
+}
+
+void check_options(const ProbeOptions& options) {
+  require(options.select == 0 || !options.out.empty(),
+          "--select needs --out FILE, the tokens file that it writes");
+  require(options.out.empty() || options.select > 0,
+          "--out is the file of --select N, which is not given");
+  require(options.out.empty() || !std::filesystem::exists(options.out),
+          options.out + " exists and is not overwritten; choose another name or remove it");
+  if (!options.out.empty())
+    make_directory("--out", std::filesystem::absolute(options.out).parent_path());
+}
+
+void say_selected(const json& selected, const std::string& out, Terminal& terminal) {
+  const auto length = [](const json& entry) {
+    return number_text(entry["look_back"].get<double>(), 4);
+  };
+  terminal.say("wrote " + std::to_string(selected.size()) + " sequences to " + out +
+               ", of effective length " + length(selected.front()) + " down to " +
+               length(selected.back()) + " tokens");
+}
+
 ExitCode run_probe(ProbeOptions& options, Terminal& terminal) {
+  check_options(options);
   const ModelChoice choice = choose_model(options.model).without_lora();
   std::string tokens = options.tokens;
   if (tokens.empty()) {
@@ -149,6 +178,10 @@ ExitCode run_probe(ProbeOptions& options, Terminal& terminal) {
   };
   if (!choice.student.empty()) add("--student", choice.student);
   for (const int layer : options.layers) add("--layers", std::to_string(layer));
+  if (options.select > 0) {
+    add("--select", std::to_string(options.select));
+    add("--out", options.out);
+  }
   const InterruptScope interrupts;
   json found;
   if (!run_helper(terminal,
@@ -163,6 +196,7 @@ ExitCode run_probe(ProbeOptions& options, Terminal& terminal) {
   print_probe(found, options.heads, terminal);
   if (const std::string hardest = hardest_heads(found["layers"]); !hardest.empty())
     terminal.print("largest KL (layer/head): " + hardest);
+  if (found.contains("selected")) say_selected(found["selected"], options.out, terminal);
   terminal.print_json(found);
   return ExitCode::kOk;
 }
@@ -182,6 +216,13 @@ RunCommand declare_probe(CLI::App& app) {
       ->type_name("N")
       ->capture_default_str()
       ->check(CLI::Range(1, 1 << 20).description(""));
+  app.add_option("--select",
+                 options->select,
+                 "writes the N sequences whose queries look back furthest to --out; of the first "
+                 "--max-sequences of the file")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1 << 20).description(""));
+  app.add_option("--out", options->out, "the tokens file that --select writes")->type_name("FILE");
   app.add_flag("--heads", options->heads, "a row a head, not a row a layer");
   return [options](Terminal& terminal) { return run_probe(*options, terminal); };
 }
