@@ -13,6 +13,7 @@
 #include "storage/base/error.hpp"
 #include "worker/model/block_runner.hpp"
 #include "worker/model/trained_parts.hpp"
+#include "worker/probe/exponential_forms.hpp"
 #include "worker/probe/head_sums.hpp"
 #include "worker/transfer/attention_rows.hpp"
 
@@ -73,6 +74,18 @@ at::Tensor features_of_keys(const at::Tensor& k,
       .repeat_interleave(num_heads / key_heads, 0);
 }
 
+void add_exponential_forms(const RandomFeatureNeeds& needs,
+                           const SeriesFigures& series,
+                           HeadSums& sums) {
+  sums.add("favor/norms", "apart_mean", needs.apart_mean);
+  sums.most("favor/norms", "apart_max", needs.apart_max);
+  sums.add("favor/norms", "sum_mean", needs.sum_mean);
+  sums.most("favor/norms", "sum_max", needs.sum_max);
+  sums.add("favor", "log10_features", needs.log10_features);
+  sums.add("series", "error_of_order", series.error_of_order);
+  sums.add("series", "rows_of_order", series.rows_of_order);
+}
+
 class LayerProbe {
  public:
   LayerProbe(const std::optional<kernels::HybridParameters>& maps,
@@ -103,6 +116,9 @@ class LayerProbe {
       sums.add(group, "monotonicity", monotonicity(weights, scores, seen));
       sums.add(group, "kl", divergence(softmax, weights));
     }
+    add_exponential_forms(random_feature_needs(q, k, rows, scores, seen),
+                          series_figures(softmax, scores, seen),
+                          sums);
     if (maps_) look_at_student(q, k, v, rows, softmax, scores, sums);
     return own.look_back.mean().item<double>();
   }

@@ -56,7 +56,9 @@ struct ProbeOptions {
 
 // {"sequences", "seq_len", "by_sequence": [{"sequence" (its index in the file), "look_back" (the
 // softmax's, mean over the probed layers and heads)}], "layers": [{"layer", "heads": [{"head",
-// "softmax": {entropy, look_back}, "maps": {NAME: {entropy, monotonicity, kl}}, and with a student
+// "softmax": {entropy, look_back}, "favor": {"norms": {apart_mean, apart_max, sum_mean, sum_max},
+// log10_features}, "series": {error_of_order, rows_of_order} (exponential_forms.hpp; the two maxima
+// are over all sequences), "maps": {NAME: {entropy, monotonicity, kl}}, and with a student
 // "student": {entropy, kl, monotonicity (of its linear branch), relative_error, window, sinks,
 // linear, effective_rank, dead_features, least_mass}}]}]}: means over the sequences.
 // relative_error: the squared error of the queries' outputs over their mean square; the three

@@ -38,6 +38,9 @@ constexpr Figure kOfSoftmax[] = {{"entropy", "/softmax/entropy", 9},
 constexpr Figure kOfMaps[] = {{"KL 1+ELU", "/maps/elu_plus_one/kl", 3},
                               {"KL exp(2x)", "/maps/exp(2x)/kl", 2},
                               {"KL taylor", "/maps/taylor/kl", 2}};
+constexpr Figure kOfExponentialForms[] = {{"log10 m", "/favor/log10_features", 1},
+                                          {"series 2", "/series/error_of_order/2", 1},
+                                          {"series 10", "/series/error_of_order/10", 1}};
 constexpr Figure kOfStudent[] = {{"KL", "/student/kl", 9},
                                  {"error", "/student/relative_error", 8},
                                  {"window", "/student/window", 6},
@@ -54,6 +57,7 @@ std::vector<Figure> figures_of(const json& layers) {
       layers, [](const json& layer) { return layer["heads"][0].contains("student"); });
   if (has_student) figures.insert(figures.end(), std::begin(kOfStudent), std::end(kOfStudent));
   figures.insert(figures.end(), std::begin(kOfMaps), std::end(kOfMaps));
+  figures.insert(figures.end(), std::begin(kOfExponentialForms), std::end(kOfExponentialForms));
   return figures;
 }
 
@@ -155,8 +159,8 @@ ExitCode run_probe(ProbeOptions& options, Terminal& terminal) {
   if (tokens.empty()) {
     require(!options.model.run.empty(),
             "--tokens FILE is needed with --model; 'hedgerow tokenize' makes one");
-    tokens = evaluated_tokens(options.model.run,
-                              recipe_of_run(storage::RunLayout(options.model.run)));
+    tokens =
+        evaluated_tokens(options.model.run, recipe_of_run(storage::RunLayout(options.model.run)));
   }
   require(std::filesystem::exists(tokens),
           tokens + ": no such tokens file; 'hedgerow tokenize' makes one");
@@ -184,11 +188,10 @@ ExitCode run_probe(ProbeOptions& options, Terminal& terminal) {
   }
   const InterruptScope interrupts;
   json found;
-  if (!run_helper(terminal,
-                  "probing",
-                  "hedgerow-worker probe-attention",
-                  command,
-                  [&](const json& object) { found = object; }))
+  if (!run_helper(
+          terminal, "probing", "hedgerow-worker probe-attention", command, [&](const json& object) {
+            found = object;
+          }))
     return ExitCode::kInterrupted;
   if (!found.is_object())
     throw storage::Error(storage::ErrorKind::kInternal,
