@@ -8,26 +8,15 @@ line through the front. Writes {"written": path} to stdout. Exit 5 where Python 
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-from pathlib import Path
+from common import run_main
+from pictures import read_command_line, save, start_pyplot
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
-    try:
-        import matplotlib
-    except ImportError:
-        print("Python has no matplotlib; deploy/requirements-tests.txt names the version", file=sys.stderr)
-        return 5
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    found, out = read_command_line(__doc__, "rows")
+    pyplot = start_pyplot()
 
-    rows = [row for row in json.loads(arguments.rows.read_text(encoding="utf-8"))["variants"] if row["kl"]]
+    rows = [row for row in found["variants"] if row["kl"]]
     figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
     for number, row in enumerate(rows):
         megabytes, kl = row["state_bytes"] / 1e6, row["kl"]
@@ -37,10 +26,9 @@ def main() -> int:
     axes.plot(*zip(*front), color="grey", linewidth=0.8, zorder=0)
     axes.set(xlabel="MB of state a sequence", ylabel="KL to the teacher beyond two windows, nats", title="variants and their front")
     axes.legend(fontsize=8)
-    figure.savefig(arguments.out, dpi=120)
-    print(json.dumps({"written": str(arguments.out)}))
+    save(figure, out)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main)
