@@ -1,5 +1,5 @@
-// hedgerow-worker probe-attention: figures of a model's attention by layer and head, of its teacher,
-// of simple maps and of a student (worker/probe).
+// hedgerow-worker probe-attention: figures of a model's attention by layer and head, of its
+// teacher, of simple maps and of a student (worker/probe).
 #include <ATen/Parallel.h>
 
 #include <CLI/CLI.hpp>
@@ -20,6 +20,7 @@ namespace {
 struct ProbeArguments {
   std::string model, tokens, student, out, device = "auto", compute_dtype = "auto";
   std::vector<int> layers;
+  std::vector<std::string> maps;
   int max_sequences = 0, select = 0, threads = 0;
   bool progress = false;
 };
@@ -33,11 +34,8 @@ std::vector<std::int64_t> probed_sequences(const storage::TokenSequences& tokens
   if (given.max_sequences > 0) count = std::min<std::int64_t>(count, given.max_sequences);
   if (given.select > count)
     throw storage::Error(storage::ErrorKind::kUsage,
-                         "--select " + std::to_string(given.select) + ": of " + given.tokens +
-                             ", which has " + std::to_string(tokens.num_sequences) +
-                             " sequences, " + std::to_string(count) +
-                             (count < tokens.num_sequences ? " are looked at; raise --max-sequences"
-                                                           : " can be selected"));
+                         "--select " + std::to_string(given.select) + ": there are " +
+                             std::to_string(count) + " sequences to select from");
   std::vector<std::int64_t> sequences(static_cast<std::size_t>(count));
   std::iota(sequences.begin(), sequences.end(), 0);
   return sequences;
@@ -50,6 +48,7 @@ storage::ExitCode probe_command(const ProbeArguments& given) {
       [&] { return storage::load_tokens(given.tokens, model.config().vocab_size); });
   const at::Device device = resolve_device(given.device);
   ProbeOptions options{.layers = {given.layers.begin(), given.layers.end()},
+                       .corners = layers_and_heads(given.maps, model.config()),
                        .device = device,
                        .compute_dtype = resolve_compute_dtype(given.compute_dtype, device)};
   std::optional<Student> student;
@@ -79,6 +78,8 @@ void register_probe_attention(CLI::App& app, Action& action) {
   command->add_option("--tokens", options->tokens, "Tokens file (.h5)")->required();
   command->add_option("--student", options->student, "Directory with hedgerow.json");
   command->add_option("--layers", options->layers, "These alone, as 0,7,15")->delimiter(',');
+  command->add_option("--maps", options->maps, "Weights of these heads' last queries, as 0/3,14/3")
+      ->delimiter(',');
   command->add_option("--max-sequences", options->max_sequences, "At most this many; 0: all");
   CLI::Option* out = command->add_option("--out", options->out, "Tokens file of the selected ones");
   command

@@ -35,11 +35,10 @@ RandomFeatureNeeds random_feature_needs(const at::Tensor& q,
           .log10_features = log10_features.clamp_min(0.0).cpu()};
 }
 
-SeriesFigures series_figures(const at::Tensor& softmax,
-                             const at::Tensor& scores,
-                             const at::Tensor& seen) {
-  const at::Tensor a = softmax.to(at::kDouble), s = scores.to(at::kDouble);
-  const at::Tensor unseen = seen.logical_not();
+SeriesFigures series_figures(const at::Tensor& scores, const at::Tensor& seen) {
+  const at::Tensor s = scores.to(at::kDouble), unseen = seen.logical_not();
+  // In fp64: the differences of high orders are smaller than fp32's last bit.
+  const at::Tensor a = at::softmax(s.masked_fill(unseen, -INFINITY), -1);
   const at::Tensor term = at::ones_like(s), sum = at::zeros_like(s);
   std::vector<at::Tensor> errors, shares;
   for (int n = 0; n <= kLargestSeriesOrder; ++n) {

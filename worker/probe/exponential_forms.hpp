@@ -47,8 +47,6 @@ struct SeriesFigures {
   // The share of those queries; 1 for even orders.
   at::Tensor rows_of_order;
 };
-[[nodiscard]] SeriesFigures series_figures(const at::Tensor& softmax,
-                                           const at::Tensor& scores,
-                                           const at::Tensor& seen);
+[[nodiscard]] SeriesFigures series_figures(const at::Tensor& scores, const at::Tensor& seen);
 
 }  // namespace hedgerow::worker

@@ -116,9 +116,8 @@ class LayerProbe {
       sums.add(group, "monotonicity", monotonicity(weights, scores, seen));
       sums.add(group, "kl", divergence(softmax, weights));
     }
-    add_exponential_forms(random_feature_needs(q, k, rows, scores, seen),
-                          series_figures(softmax, scores, seen),
-                          sums);
+    add_exponential_forms(
+        random_feature_needs(q, k, rows, scores, seen), series_figures(scores, seen), sums);
     if (maps_) look_at_student(q, k, v, rows, softmax, scores, sums);
     return own.look_back.mean().item<double>();
   }
@@ -204,6 +203,62 @@ std::optional<kernels::HybridParameters> maps_on_device(const ProbeOptions& opti
   return maps;
 }
 
+// The last layer that anybody wants to see. Throws kUsage.
+int last_layer(const ProbeOptions& options, int num_layers) {
+  if (options.layers.empty()) return num_layers - 1;
+  int last = 0;
+  for (const int layer : options.layers) {
+    if (layer < 0 || layer >= num_layers)
+      throw storage::Error(storage::ErrorKind::kUsage,
+                           "--layers " + std::to_string(layer) + ": the model has layers 0 to " +
+                               std::to_string(num_layers - 1));
+    last = std::max(last, layer);
+  }
+  for (const LayerAndHead& chosen : options.corners) last = std::max(last, chosen.first);
+  return last;
+}
+
+// Hidden states [1, T, M] of each.
+std::vector<at::Tensor> embedded(const storage::TokenSequences& tokens,
+                                 const std::vector<std::int64_t>& sequences,
+                                 const OuterWeights& outer,
+                                 const at::Device& device) {
+  std::vector<at::Tensor> streams;
+  for (const std::int64_t sequence : sequences) {
+    const auto ids = tokens.sequence(sequence);
+    const at::Tensor input = at::empty({1, static_cast<std::int64_t>(ids.size())}, at::kLong);
+    std::copy(ids.begin(), ids.end(), input.data_ptr<std::int64_t>());
+    streams.push_back(embed(input.to(device), outer.embed_tokens));
+  }
+  return streams;
+}
+
+void add_corners(const Qkv& qkv,
+                 const std::set<LayerAndHead>& chosen,
+                 int layer,
+                 std::int64_t sequence,
+                 const std::optional<kernels::HybridParameters>& maps,
+                 const kernels::HybridOptions& options,
+                 nlohmann::json& corners) {
+  for (const auto& [of_layer, head] : chosen) {
+    if (of_layer != layer) continue;
+    nlohmann::json of_head = {{"layer", layer}, {"head", head}, {"sequence", sequence}};
+    of_head.update(attention_corners(qkv, head, maps, options));
+    corners.push_back(std::move(of_head));
+  }
+}
+
+// sums: of each sequence, over so many layers.
+nlohmann::json mean_look_back(const std::vector<std::int64_t>& sequences,
+                              const std::vector<double>& sums,
+                              std::size_t num_layers) {
+  nlohmann::json by_sequence = nlohmann::json::array();
+  for (std::size_t i = 0; i < sequences.size(); ++i)
+    by_sequence.push_back(
+        {{"sequence", sequences[i]}, {"look_back", sums[i] / static_cast<double>(num_layers)}});
+  return by_sequence;
+}
+
 }  // namespace
 
 WeightFigures weight_figures(const at::Tensor& weights, const std::vector<std::int64_t>& rows) {
@@ -260,15 +315,7 @@ nlohmann::json probe_attention(const storage::ModelDirectory& model,
                                const ProbeOptions& options) {
   const c10::NoGradGuard no_grad;
   const int num_layers = model.config().num_hidden_layers;
-  int last = -1;
-  for (const int layer : options.layers) {
-    if (layer < 0 || layer >= num_layers)
-      throw storage::Error(storage::ErrorKind::kUsage,
-                           "--layers " + std::to_string(layer) + ": the model has layers 0 to " +
-                               std::to_string(num_layers - 1));
-    last = std::max(last, layer);
-  }
-  if (last < 0) last = num_layers - 1;
+  const int last = last_layer(options, num_layers);
   const LoadHooks hooks{[] {},
                         [&](int layer, const storage::Hash128& hash) {
                           if (options.student != nullptr)
@@ -276,14 +323,8 @@ nlohmann::json probe_attention(const storage::ModelDirectory& model,
                         }};
   const OuterWeights outer = load_outer(model, options.compute_dtype, options.device, hooks);
   const RopeTable rope = make_rope_table(model.config(), tokens.seq_len, options.device);
-  std::vector<at::Tensor> streams;
-  for (const std::int64_t sequence : sequences) {
-    const auto ids = tokens.sequence(sequence);
-    const at::Tensor input = at::empty({1, static_cast<std::int64_t>(ids.size())}, at::kLong);
-    std::copy(ids.begin(), ids.end(), input.data_ptr<std::int64_t>());
-    streams.push_back(embed(input.to(options.device), outer.embed_tokens));
-  }
-  nlohmann::json layers = nlohmann::json::array();
+  std::vector<at::Tensor> streams = embedded(tokens, sequences, outer, options.device);
+  nlohmann::json layers = nlohmann::json::array(), corners = nlohmann::json::array();
   std::vector<double> look_back(sequences.size());  // sums over the probed layers
   const kernels::HybridOptions none;
   for (int layer = 0; layer <= last; ++layer) {
@@ -292,11 +333,14 @@ nlohmann::json probe_attention(const storage::ModelDirectory& model,
     const BlockRunner runner(model.config(), layer, {std::move(weights)}, options.compute_dtype);
     const bool is_probed = options.layers.empty() || options.layers.contains(layer);
     const auto maps = maps_on_device(options, layer);
-    const LayerProbe probe(maps, options.student != nullptr ? options.student->options : none);
+    const kernels::HybridOptions& hybrid =
+        options.student != nullptr ? options.student->options : none;
+    const LayerProbe probe(maps, hybrid);
     HeadSums sums;
     for (std::size_t i = 0; i < streams.size(); ++i) {
       streams[i] = runner.run(streams[i], rope, [&](int /*layer*/, const Qkv& qkv) {
         if (is_probed) look_back[i] += probe.look(qkv, sums);
+        if (i == 0) add_corners(qkv, options.corners, layer, sequences[i], maps, hybrid, corners);
         return teacher_attention(qkv);
       });
     }
@@ -307,14 +351,12 @@ nlohmann::json probe_attention(const storage::ModelDirectory& model,
                                     static_cast<double>(sequences.size()))}});
     if (options.progress) options.progress(layer + 1, last + 1);
   }
-  nlohmann::json by_sequence = nlohmann::json::array();
-  for (std::size_t i = 0; i < sequences.size(); ++i)
-    by_sequence.push_back({{"sequence", sequences[i]},
-                           {"look_back", look_back[i] / static_cast<double>(layers.size())}});
-  return {{"sequences", sequences.size()},
-          {"seq_len", tokens.seq_len},
-          {"by_sequence", std::move(by_sequence)},
-          {"layers", std::move(layers)}};
+  nlohmann::json found = {{"sequences", sequences.size()},
+                          {"seq_len", tokens.seq_len},
+                          {"by_sequence", mean_look_back(sequences, look_back, layers.size())},
+                          {"layers", std::move(layers)}};
+  if (!options.corners.empty()) found["corners"] = std::move(corners);
+  return found;
 }
 
 }  // namespace hedgerow::worker

@@ -16,6 +16,7 @@
 #include "storage/model/model_config.hpp"
 #include "storage/shards/tokens_file.hpp"
 #include "worker/model/student.hpp"
+#include "worker/probe/attention_corners.hpp"
 
 namespace hedgerow::worker {
 
@@ -49,6 +50,7 @@ struct WeightFigures {
 struct ProbeOptions {
   const Student* student = nullptr;  // nullptr: the teacher and the simple maps alone
   std::set<int> layers{};            // empty: all
+  std::set<LayerAndHead> corners{};  // attention_corners() of these, of the first sequence
   at::Device device = at::kCPU;
   at::ScalarType compute_dtype = at::kFloat;
   std::function<void(int done, int all)> progress = {};
@@ -63,7 +65,8 @@ struct ProbeOptions {
 // linear, effective_rank, dead_features, least_mass}}]}]}: means over the sequences.
 // relative_error: the squared error of the queries' outputs over their mean square; the three
 // shares sum to 1; least_mass: the smallest sum of linear weights that a query has which has such
-// keys (before the division). Throws kUsage for a layer that the model does not have.
+// keys (before the division). With corners: "corners": [{"layer", "head", "sequence",
+// attention_corners()'s}]. Throws kUsage for a layer that the model does not have.
 [[nodiscard]] nlohmann::json probe_attention(const storage::ModelDirectory& model,
                                              const storage::TokenSequences& tokens,
                                              const std::vector<std::int64_t>& sequences,
