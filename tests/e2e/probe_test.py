@@ -195,12 +195,11 @@ class Probe(unittest.TestCase):
                     # A denominator of an odd order may be nearly 0, so that the last bits of q and k show.
                     self.assertAlmostEqual(series["error_of_order"][order], error, delta=1e-9 + (1e-3 if order % 2 == 0 else 5e-2) * error)
 
-    def file_with_a_sequence_twice(self) -> Path:
-        """A tokens file of five sequences of the transfer's, of which 0 and 3 are the same."""
+    def tokens_file(self, name: str, rows: list[int], num_train: int) -> Path:
+        """These sequences of the transfer's tokens."""
         import h5py
         import xxhash
-        path = self.job.root / "twice.h5"
-        rows = [0, 1, 2, 0, 3]
+        path = self.job.root / name
         with h5py.File(self.job.run_directory / "tokens" / "transfer.h5") as source, h5py.File(path, "w") as file:
             digest = xxhash.xxh3_128()
             for name in ("input_ids", "loss_mask", "document_starts"):
@@ -208,7 +207,7 @@ class Probe(unittest.TestCase):
                 file[name] = values
                 digest.update(values.tobytes())
             file.attrs.update(source.attrs)
-            file.attrs["num_train"] = 4
+            file.attrs["num_train"] = num_train
             file.attrs["content_hash"] = digest.hexdigest()
         return path
 
@@ -226,11 +225,14 @@ class Probe(unittest.TestCase):
 
     def test_select_writes_the_sequences_of_the_longest_effective_length_longest_first(self) -> None:
         import h5py
-        path, out = self.file_with_a_sequence_twice(), self.job.root / "new" / "selected.h5"
+        path, out = self.tokens_file("twice.h5", [0, 1, 2, 0, 3], 4), self.job.root / "new" / "selected.h5"
         ended = self.job.command("probe", "--run", self.job.run_directory, "--tokens", path, "--max-sequences", "5", "--select", "4",
                                  "--out", out, "--json")
         self.assertEqual(ended.code, 0, ended)
         found = json.loads(ended.out)
+        self.assertEqual(found["sequences"], 2)  # the figures by head are those of the first two alone
+        of_two = self.job.command("probe", "--run", self.job.run_directory, "--tokens", self.tokens_file("two.h5", [0, 1], 0), "--json")
+        self.assertEqual(found["layers"], json.loads(of_two.out)["layers"])
         with h5py.File(path) as file, h5py.File(out) as written:
             lengths = [self.effective_length(ids) for ids in file["input_ids"]]
             for one, length in zip(found["by_sequence"], lengths, strict=True):
@@ -318,7 +320,7 @@ class Probe(unittest.TestCase):
                                  "--select", "3", "--out", out, "--json", "--layers", "0")
         self.assertEqual(ended.code, 0, ended)
         found = json.loads(ended.out)
-        self.assertEqual((found["seq_len"], found["sequences"]), (64, 3))
+        self.assertEqual((found["seq_len"], len(found["by_sequence"])), (64, 3))
         ids = AutoTokenizer.from_pretrained(self.job.model)(words)["input_ids"]
         with h5py.File(out) as file:
             for one, written in zip(found["selected"], file["input_ids"], strict=True):

@@ -25,6 +25,10 @@ struct ProbeArguments {
   bool progress = false;
 };
 
+// A ranking looks at hundreds of sequences, and figures by head cost several times the layer
+// itself.
+constexpr std::size_t kMeasuredOfMany = 2;
+
 // What is ranked are the file's first sequences, of whichever part; figures alone are of the part
 // that is evaluated. Throws kUsage where there are fewer than shall be selected.
 std::vector<std::int64_t> probed_sequences(const storage::TokenSequences& tokens,
@@ -48,6 +52,7 @@ storage::ExitCode probe_command(const ProbeArguments& given) {
       [&] { return storage::load_tokens(given.tokens, model.config().vocab_size); });
   const at::Device device = resolve_device(given.device);
   ProbeOptions options{.layers = {given.layers.begin(), given.layers.end()},
+                       .max_measured = given.select > 0 ? kMeasuredOfMany : 0,
                        .corners = layers_and_heads(given.maps, model.config()),
                        .device = device,
                        .compute_dtype = resolve_compute_dtype(given.compute_dtype, device)};

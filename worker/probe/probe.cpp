@@ -92,7 +92,15 @@ class LayerProbe {
              const kernels::HybridOptions& options)
       : maps_(maps), options_(options) {}
 
-  // One sequence's q, k, v [1, ...]. Returns the mean of the softmax's look_back over the heads.
+  // The mean of the softmax's look_back over the heads, of one sequence's q and k [1, ...]: a small
+  // part of what look() costs.
+  [[nodiscard]] static double look_back(const Qkv& qkv) {
+    const std::vector<std::int64_t> rows = sampled_rows(qkv.q.size(2));
+    const at::Tensor softmax = teacher_rows(qkv.q[0], qkv.k[0], rows);
+    return weight_figures(softmax, rows).look_back.mean().item<double>();
+  }
+
+  // All figures of one sequence's q, k, v [1, ...]. Returns look_back().
   double look(const Qkv& qkv, HeadSums& sums) const {
     const at::Tensor q = qkv.q[0], k = qkv.k[0], v = qkv.v[0];
     const std::vector<std::int64_t> rows = sampled_rows(q.size(1));
@@ -326,6 +334,9 @@ nlohmann::json probe_attention(const storage::ModelDirectory& model,
   std::vector<at::Tensor> streams = embedded(tokens, sequences, outer, options.device);
   nlohmann::json layers = nlohmann::json::array(), corners = nlohmann::json::array();
   std::vector<double> look_back(sequences.size());  // sums over the probed layers
+  const std::size_t measured = options.max_measured > 0
+                                   ? std::min(sequences.size(), options.max_measured)
+                                   : sequences.size();
   const kernels::HybridOptions none;
   for (int layer = 0; layer <= last; ++layer) {
     LayerWeights weights = load_layer(model, layer, options.compute_dtype, options.device, hooks);
@@ -339,19 +350,20 @@ nlohmann::json probe_attention(const storage::ModelDirectory& model,
     HeadSums sums;
     for (std::size_t i = 0; i < streams.size(); ++i) {
       streams[i] = runner.run(streams[i], rope, [&](int /*layer*/, const Qkv& qkv) {
-        if (is_probed) look_back[i] += probe.look(qkv, sums);
+        if (is_probed)
+          look_back[i] += i < measured ? probe.look(qkv, sums) : LayerProbe::look_back(qkv);
         if (i == 0) add_corners(qkv, options.corners, layer, sequences[i], maps, hybrid, corners);
         return teacher_attention(qkv);
       });
     }
     if (is_probed)
-      layers.push_back({{"layer", layer},
-                        {"heads",
-                         sums.heads(model.config().num_attention_heads,
-                                    static_cast<double>(sequences.size()))}});
+      layers.push_back(
+          {{"layer", layer},
+           {"heads",
+            sums.heads(model.config().num_attention_heads, static_cast<double>(measured))}});
     if (options.progress) options.progress(layer + 1, last + 1);
   }
-  nlohmann::json found = {{"sequences", sequences.size()},
+  nlohmann::json found = {{"sequences", measured},
                           {"seq_len", tokens.seq_len},
                           {"by_sequence", mean_look_back(sequences, look_back, layers.size())},
                           {"layers", std::move(layers)}};

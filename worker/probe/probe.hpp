@@ -50,23 +50,25 @@ struct WeightFigures {
 struct ProbeOptions {
   const Student* student = nullptr;  // nullptr: the teacher and the simple maps alone
   std::set<int> layers{};            // empty: all
+  std::size_t max_measured = 0;      // of later sequences look_back alone; 0: all of all
   std::set<LayerAndHead> corners{};  // attention_corners() of these, of the first sequence
   at::Device device = at::kCPU;
   at::ScalarType compute_dtype = at::kFloat;
   std::function<void(int done, int all)> progress = {};
 };
 
-// {"sequences", "seq_len", "by_sequence": [{"sequence" (its index in the file), "look_back" (the
-// softmax's, mean over the probed layers and heads)}], "layers": [{"layer", "heads": [{"head",
-// "softmax": {entropy, look_back}, "favor": {"norms": {apart_mean, apart_max, sum_mean, sum_max},
-// log10_features}, "series": {error_of_order, rows_of_order} (exponential_forms.hpp; the two maxima
-// are over all sequences), "maps": {NAME: {entropy, monotonicity, kl}}, and with a student
-// "student": {entropy, kl, monotonicity (of its linear branch), relative_error, window, sinks,
-// linear, effective_rank, dead_features, least_mass}}]}]}: means over the sequences.
-// relative_error: the squared error of the queries' outputs over their mean square; the three
-// shares sum to 1; least_mass: the smallest sum of linear weights that a query has which has such
-// keys (before the division). With corners: "corners": [{"layer", "head", "sequence",
-// attention_corners()'s}]. Throws kUsage for a layer that the model does not have.
+// {"sequences" (of how many the figures by head are), "seq_len", "by_sequence": [{"sequence" (its
+// index in the file), "look_back" (the softmax's, mean over the probed layers and heads)}],
+// "layers": [{"layer", "heads": [{"head", "softmax": {entropy, look_back}, "favor": {"norms":
+// {apart_mean, apart_max, sum_mean, sum_max}, log10_features}, "series": {error_of_order,
+// rows_of_order} (exponential_forms.hpp; the two maxima are over all sequences), "maps": {NAME:
+// {entropy, monotonicity, kl}}, and with a student "student": {entropy, kl, monotonicity (of its
+// linear branch), relative_error, window, sinks, linear, effective_rank, dead_features,
+// least_mass}}]}]}: means over the sequences. relative_error: the squared error of the queries'
+// outputs over their mean square; the three shares sum to 1; least_mass: the smallest sum of linear
+// weights that a query has which has such keys (before the division). With corners: "corners":
+// [{"layer", "head", "sequence", attention_corners()'s}]. Throws kUsage for a layer that the model
+// does not have.
 [[nodiscard]] nlohmann::json probe_attention(const storage::ModelDirectory& model,
                                              const storage::TokenSequences& tokens,
                                              const std::vector<std::int64_t>& sequences,
