@@ -8,26 +8,14 @@ stdout. Exit 5 where Python has no matplotlib.
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-from pathlib import Path
+from common import run_main
+from pictures import read_command_line, save, start_pyplot
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--result", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
-    try:
-        import matplotlib
-    except ImportError:
-        print("Python has no matplotlib; deploy/requirements-tests.txt names the version", file=sys.stderr)
-        return 5
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    result, out = read_command_line(__doc__, "result")
+    pyplot = start_pyplot()
 
-    result = json.loads(arguments.result.read_text(encoding="utf-8"))
     figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
     for number, (name, trials) in enumerate(result["curves"].items()):
         for trial in trials:
@@ -36,10 +24,9 @@ def main() -> int:
                       label=name if trial["seed"] == 0 else None)
     axes.set(xlabel=result.get("step_title", "step"), ylabel=result["score_title"], title=result["curve_title"])
     axes.legend()
-    figure.savefig(arguments.out, dpi=120)
-    print(json.dumps({"written": str(arguments.out)}))
+    save(figure, out)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main)

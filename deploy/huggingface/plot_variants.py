@@ -3,32 +3,22 @@
   plot_variants.py --rows ROWS.json --out FILE.png
 
 ROWS.json is what `hedgerow metrics --variants --json` prints. A point a variant, bars from the least to the most of its seeds, a
-line through the front; beside it the same against the planned time of the whole job, where that is known. Writes {"written": path} to stdout. Exit 5 where Python has no matplotlib.
+line through the front; beside it the same against the planned time of the whole job, where that is known. Writes {"written":
+path} to stdout. Exit 5 where Python has no matplotlib.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 from collections.abc import Callable
-from pathlib import Path
+
+from common import run_main
+from pictures import read_command_line, save, start_pyplot
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
-    try:
-        import matplotlib
-    except ImportError:
-        print("Python has no matplotlib; deploy/requirements-tests.txt names the version", file=sys.stderr)
-        return 5
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    rows = [row for row in json.loads(arguments.rows.read_text(encoding="utf-8"))["variants"] if row["kl"]]
+    found, out = read_command_line(__doc__, "rows")
+    pyplot = start_pyplot()
+    rows = [row for row in found["variants"] if row["kl"]]
     jobs = [row for row in rows if row.get("whole_job")]
     figure, panels = pyplot.subplots(ncols=2 if jobs else 1, figsize=(13 if jobs else 8, 5), layout="constrained", squeeze=False)
 
@@ -49,10 +39,9 @@ def main() -> int:
              lambda row: row["whole_job"]["gpu_hours"] if has_gpus else row["whole_job"]["seconds"] / 3600,
              "GPU-hours planned for the whole job" if has_gpus else "hours planned for the whole job", "quality against time")
     panels[0][0].legend(fontsize=8)
-    figure.savefig(arguments.out, dpi=120)
-    print(json.dumps({"written": str(arguments.out)}))
+    save(figure, out)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main)

@@ -37,6 +37,18 @@ class PageTest(BrowserTest):
         self.until(lambda: self.text("connection") == "live")
         return server
 
+    def test_a_study_shows_a_row_a_variant(self) -> None:
+        run = snapshot()
+        spread = {"median": 0.01, "least": 0.008, "most": 0.013}
+        run["status"]["variants"] = [
+            {"variant": "narrow", "seeds": 3, "relative_mse": spread, "kl": spread, "seconds_per_step": spread, "state_bytes": 3 << 20,
+             "on_front": True, "texts": {"validation": {"kl": spread, "gap_closed": {**spread, "median": 0.62}}}},
+            {"variant": "untold", "seeds": 1, "relative_mse": spread, "kl": None, "seconds_per_step": None, "state_bytes": 0,
+             "on_front": False}]
+        self.open(run)
+        self.assertIn("narrow30.010000.010000.0080000.01300validation 62.0 %3.0 MiB10.00yes", self.text("variants"))
+        self.assertIn("untold", self.text("variants"))
+
     def test_every_section_shows_its_part_of_the_run_without_an_error(self) -> None:
         self.errors()
         self.open(snapshot())
@@ -53,6 +65,7 @@ class PageTest(BrowserTest):
         self.assertIn("window of 162 tokens", self.text("quality-note"))
         self.assertIn("41.3 %", self.text("quality"))
         self.assertIn("wiki (not in domain)", self.text("quality"))
+        self.assertTrue(self.js("return document.getElementById('variants-section').hidden"), "this run has none")
         self.assertIn("softmax kept", self.text("layers"))
         self.assertIn("failed (corrupt): shard damaged", self.text("events"))
         self.assertIn("1 failed, 1 revoked", self.text("faults"))

@@ -63,7 +63,7 @@ ALLOWED: dict[str, set[str]] = {
         "coordinator/status", "storage", "storage/base", "storage/journal", "storage/model", "storage/recipe",
         "storage/shards"},
     "coordinator/cli/tasks": {"coordinator/cli", "coordinator/cli/export", "coordinator/cli/programs",
-        "coordinator/cli/terminal", "coordinator/status", "storage/base", "storage/model"},
+        "coordinator/cli/run", "coordinator/cli/terminal", "coordinator/status", "storage/base", "storage/model"},
     "coordinator/cli/terminal": {"coordinator/plan", "coordinator/status", "storage/base", "storage/history"},
     "coordinator/dispatch": {"coordinator/host", "coordinator/plan", "coordinator/state", "coordinator/wire",
         "storage/base", "storage/journal"},

@@ -13,6 +13,8 @@
 #include "storage/base/error.hpp"
 #include "worker/model/block_runner.hpp"
 #include "worker/model/trained_parts.hpp"
+#include "worker/probe/exponential_forms.hpp"
+#include "worker/probe/head_sums.hpp"
 #include "worker/transfer/attention_rows.hpp"
 
 namespace hedgerow::worker {
@@ -40,8 +42,8 @@ const std::vector<SimpleMap>& simple_maps() {
 // The mean over the rows of x [H, R] that are not NaN; NaN where none is.
 at::Tensor mean_over_rows(const at::Tensor& x) { return x.to(at::kDouble).nanmean(-1).cpu(); }
 
-// Ranks along the last dimension, from 0 on, of the entries that count; equal ones share their mean.
-// x, counts [R, T].
+// Ranks along the last dimension, from 0 on, of the entries that count; equal ones share their
+// mean. x, counts [R, T].
 at::Tensor ranks_of(const at::Tensor& x, const at::Tensor& counts) {
   const at::Tensor value = x.masked_fill(counts.logical_not(), INFINITY);
   const auto [sorted, order] = value.sort(-1);
@@ -50,43 +52,9 @@ at::Tensor ranks_of(const at::Tensor& x, const at::Tensor& counts) {
   return (low + high - 1).to(at::kDouble) / 2.0;
 }
 
-// Sums over sequences, by layer and head and what is measured.
-class HeadSums {
- public:
-  void add(const std::string& group, const std::string& name, const at::Tensor& of_heads) {
-    at::Tensor& sum = sums_[group][name];
-    sum = sum.defined() ? sum + of_heads : of_heads.clone();
-  }
-  void least(const std::string& group, const std::string& name, const at::Tensor& of_heads) {
-    at::Tensor& found = least_[group][name];
-    found = found.defined() ? at::fmin(found, of_heads) : of_heads.clone();
-  }
-  [[nodiscard]] nlohmann::json heads(std::int64_t num_heads, double sequences) const {
-    nlohmann::json heads = nlohmann::json::array();
-    for (std::int64_t h = 0; h < num_heads; ++h) {
-      nlohmann::json head = {{"head", h}};
-      const auto put = [&](const auto& groups, double divisor) {
-        for (const auto& [group, figures] : groups) {
-          nlohmann::json& of =
-              group.starts_with("maps/") ? head["maps"][group.substr(5)] : head[group];
-          for (const auto& [name, values] : figures) {
-            const double value = values[h].template item<double>() / divisor;
-            of[name] = std::isfinite(value) ? nlohmann::json(value) : nlohmann::json();
-          }
-        }
-      };
-      put(sums_, sequences);
-      put(least_, 1.0);
-      heads.push_back(std::move(head));
-    }
-    return heads;
-  }
-
- private:
-  std::map<std::string, std::map<std::string, at::Tensor>> sums_, least_;
-};
-
-at::Tensor score_rows(const at::Tensor& q, const at::Tensor& k, const std::vector<std::int64_t>& rows) {
+at::Tensor score_rows(const at::Tensor& q,
+                      const at::Tensor& k,
+                      const std::vector<std::int64_t>& rows) {
   const at::Tensor index = at::tensor(rows, at::kLong).to(q.device());
   const double scale = 1.0 / std::sqrt(static_cast<double>(q.size(2)));
   const at::Tensor keys = k.to(at::kFloat).repeat_interleave(q.size(0) / k.size(0), 0);
@@ -106,24 +74,43 @@ at::Tensor features_of_keys(const at::Tensor& k,
       .repeat_interleave(num_heads / key_heads, 0);
 }
 
+void add_exponential_forms(const RandomFeatureNeeds& needs,
+                           const SeriesFigures& series,
+                           HeadSums& sums) {
+  sums.add("favor/norms", "apart_mean", needs.apart_mean);
+  sums.most("favor/norms", "apart_max", needs.apart_max);
+  sums.add("favor/norms", "sum_mean", needs.sum_mean);
+  sums.most("favor/norms", "sum_max", needs.sum_max);
+  sums.add("favor", "log10_features", needs.log10_features);
+  sums.add("series", "error_of_order", series.error_of_order);
+  sums.add("series", "rows_of_order", series.rows_of_order);
+}
+
 class LayerProbe {
  public:
   LayerProbe(const std::optional<kernels::HybridParameters>& maps,
              const kernels::HybridOptions& options)
       : maps_(maps), options_(options) {}
 
-  // One sequence's q, k, v [1, ...].
-  void look(const Qkv& qkv, HeadSums& sums) const {
+  // The mean of the softmax's look_back over the heads, of one sequence's q and k [1, ...]: a small
+  // part of what look() costs.
+  [[nodiscard]] static double look_back(const Qkv& qkv) {
+    const std::vector<std::int64_t> rows = sampled_rows(qkv.q.size(2));
+    const at::Tensor softmax = teacher_rows(qkv.q[0], qkv.k[0], rows);
+    return weight_figures(softmax, rows).look_back.mean().item<double>();
+  }
+
+  // All figures of one sequence's q, k, v [1, ...]. Returns look_back().
+  double look(const Qkv& qkv, HeadSums& sums) const {
     const at::Tensor q = qkv.q[0], k = qkv.k[0], v = qkv.v[0];
     const std::vector<std::int64_t> rows = sampled_rows(q.size(1));
     const at::Tensor softmax = teacher_rows(q, k, rows), scores = score_rows(q, k, rows);
-    const at::Tensor seen = softmax.new_ones({softmax.size(1), softmax.size(2)}, at::kBool)
-                                .logical_and(at::arange(softmax.size(2), at::kLong)
-                                                 .to(q.device())
-                                                 .unsqueeze(0)
-                                                 .le(at::tensor(rows, at::kLong)
-                                                         .to(q.device())
-                                                         .unsqueeze(1)));
+    const at::Tensor seen =
+        softmax.new_ones({softmax.size(1), softmax.size(2)}, at::kBool)
+            .logical_and(at::arange(softmax.size(2), at::kLong)
+                             .to(q.device())
+                             .unsqueeze(0)
+                             .le(at::tensor(rows, at::kLong).to(q.device()).unsqueeze(1)));
     const WeightFigures own = weight_figures(softmax, rows);
     sums.add("softmax", "entropy", own.entropy);
     sums.add("softmax", "look_back", own.look_back);
@@ -137,7 +124,10 @@ class LayerProbe {
       sums.add(group, "monotonicity", monotonicity(weights, scores, seen));
       sums.add(group, "kl", divergence(softmax, weights));
     }
+    add_exponential_forms(
+        random_feature_needs(q, k, rows, scores, seen), series_figures(scores, seen), sums);
     if (maps_) look_at_student(q, k, v, rows, softmax, scores, sums);
+    return own.look_back.mean().item<double>();
   }
 
  private:
@@ -221,6 +211,62 @@ std::optional<kernels::HybridParameters> maps_on_device(const ProbeOptions& opti
   return maps;
 }
 
+// The last layer that anybody wants to see. Throws kUsage.
+int last_layer(const ProbeOptions& options, int num_layers) {
+  if (options.layers.empty()) return num_layers - 1;
+  int last = 0;
+  for (const int layer : options.layers) {
+    if (layer < 0 || layer >= num_layers)
+      throw storage::Error(storage::ErrorKind::kUsage,
+                           "--layers " + std::to_string(layer) + ": the model has layers 0 to " +
+                               std::to_string(num_layers - 1));
+    last = std::max(last, layer);
+  }
+  for (const LayerAndHead& chosen : options.corners) last = std::max(last, chosen.first);
+  return last;
+}
+
+// Hidden states [1, T, M] of each.
+std::vector<at::Tensor> embedded(const storage::TokenSequences& tokens,
+                                 const std::vector<std::int64_t>& sequences,
+                                 const OuterWeights& outer,
+                                 const at::Device& device) {
+  std::vector<at::Tensor> streams;
+  for (const std::int64_t sequence : sequences) {
+    const auto ids = tokens.sequence(sequence);
+    const at::Tensor input = at::empty({1, static_cast<std::int64_t>(ids.size())}, at::kLong);
+    std::copy(ids.begin(), ids.end(), input.data_ptr<std::int64_t>());
+    streams.push_back(embed(input.to(device), outer.embed_tokens));
+  }
+  return streams;
+}
+
+void add_corners(const Qkv& qkv,
+                 const std::set<LayerAndHead>& chosen,
+                 int layer,
+                 std::int64_t sequence,
+                 const std::optional<kernels::HybridParameters>& maps,
+                 const kernels::HybridOptions& options,
+                 nlohmann::json& corners) {
+  for (const auto& [of_layer, head] : chosen) {
+    if (of_layer != layer) continue;
+    nlohmann::json of_head = {{"layer", layer}, {"head", head}, {"sequence", sequence}};
+    of_head.update(attention_corners(qkv, head, maps, options));
+    corners.push_back(std::move(of_head));
+  }
+}
+
+// sums: of each sequence, over so many layers.
+nlohmann::json mean_look_back(const std::vector<std::int64_t>& sequences,
+                              const std::vector<double>& sums,
+                              std::size_t num_layers) {
+  nlohmann::json by_sequence = nlohmann::json::array();
+  for (std::size_t i = 0; i < sequences.size(); ++i)
+    by_sequence.push_back(
+        {{"sequence", sequences[i]}, {"look_back", sums[i] / static_cast<double>(num_layers)}});
+  return by_sequence;
+}
+
 }  // namespace
 
 WeightFigures weight_figures(const at::Tensor& weights, const std::vector<std::int64_t>& rows) {
@@ -260,8 +306,7 @@ at::Tensor monotonicity(const at::Tensor& weights,
 at::Tensor effective_rank(const at::Tensor& phi) {
   // Of the Gram matrix, whose eigenvalues are the squared singular values.
   const at::Tensor x = phi.to(at::kDouble);
-  const at::Tensor values =
-      at::linalg_eigvalsh(at::matmul(x.transpose(-1, -2), x)).clamp_min(0.0);
+  const at::Tensor values = at::linalg_eigvalsh(at::matmul(x.transpose(-1, -2), x)).clamp_min(0.0);
   const at::Tensor share = values / values.sum(-1, true).clamp_min(kSmallest);
   return (-(share * share.clamp_min(kSmallest).log()).sum(-1)).exp().cpu();
 }
@@ -278,55 +323,52 @@ nlohmann::json probe_attention(const storage::ModelDirectory& model,
                                const ProbeOptions& options) {
   const c10::NoGradGuard no_grad;
   const int num_layers = model.config().num_hidden_layers;
-  int last = -1;
-  for (const int layer : options.layers) {
-    if (layer < 0 || layer >= num_layers)
-      throw storage::Error(storage::ErrorKind::kUsage,
-                           "--layers " + std::to_string(layer) + ": the model has layers 0 to " +
-                               std::to_string(num_layers - 1));
-    last = std::max(last, layer);
-  }
-  if (last < 0) last = num_layers - 1;
-  const LoadHooks hooks{[] {}, [&](int layer, const storage::Hash128& hash) {
+  const int last = last_layer(options, num_layers);
+  const LoadHooks hooks{[] {},
+                        [&](int layer, const storage::Hash128& hash) {
                           if (options.student != nullptr)
                             options.student->require_teacher(model, layer, hash);
                         }};
   const OuterWeights outer = load_outer(model, options.compute_dtype, options.device, hooks);
   const RopeTable rope = make_rope_table(model.config(), tokens.seq_len, options.device);
-  std::vector<at::Tensor> streams;
-  for (const std::int64_t sequence : sequences) {
-    const auto ids = tokens.sequence(sequence);
-    const at::Tensor input = at::empty({1, static_cast<std::int64_t>(ids.size())}, at::kLong);
-    std::copy(ids.begin(), ids.end(), input.data_ptr<std::int64_t>());
-    streams.push_back(embed(input.to(options.device), outer.embed_tokens));
-  }
-  nlohmann::json layers = nlohmann::json::array();
+  std::vector<at::Tensor> streams = embedded(tokens, sequences, outer, options.device);
+  nlohmann::json layers = nlohmann::json::array(), corners = nlohmann::json::array();
+  std::vector<double> look_back(sequences.size());  // sums over the probed layers
+  const std::size_t measured = options.max_measured > 0
+                                   ? std::min(sequences.size(), options.max_measured)
+                                   : sequences.size();
   const kernels::HybridOptions none;
   for (int layer = 0; layer <= last; ++layer) {
-    LayerWeights weights =
-        load_layer(model, layer, options.compute_dtype, options.device, hooks);
+    LayerWeights weights = load_layer(model, layer, options.compute_dtype, options.device, hooks);
     pack_layer(weights, tokens.seq_len);
     const BlockRunner runner(model.config(), layer, {std::move(weights)}, options.compute_dtype);
     const bool is_probed = options.layers.empty() || options.layers.contains(layer);
     const auto maps = maps_on_device(options, layer);
-    const LayerProbe probe(maps, options.student != nullptr ? options.student->options : none);
+    const kernels::HybridOptions& hybrid =
+        options.student != nullptr ? options.student->options : none;
+    const LayerProbe probe(maps, hybrid);
     HeadSums sums;
-    for (at::Tensor& stream : streams) {
-      stream = runner.run(stream, rope, [&](int /*layer*/, const Qkv& qkv) {
-        if (is_probed) probe.look(qkv, sums);
+    for (std::size_t i = 0; i < streams.size(); ++i) {
+      streams[i] = runner.run(streams[i], rope, [&](int /*layer*/, const Qkv& qkv) {
+        if (is_probed)
+          look_back[i] += i < measured ? probe.look(qkv, sums) : LayerProbe::look_back(qkv);
+        if (i == 0) add_corners(qkv, options.corners, layer, sequences[i], maps, hybrid, corners);
         return teacher_attention(qkv);
       });
     }
     if (is_probed)
-      layers.push_back({{"layer", layer},
-                        {"heads",
-                         sums.heads(model.config().num_attention_heads,
-                                    static_cast<double>(sequences.size()))}});
+      layers.push_back(
+          {{"layer", layer},
+           {"heads",
+            sums.heads(model.config().num_attention_heads, static_cast<double>(measured))}});
     if (options.progress) options.progress(layer + 1, last + 1);
   }
-  return {{"sequences", sequences.size()},
-          {"seq_len", tokens.seq_len},
-          {"layers", std::move(layers)}};
+  nlohmann::json found = {{"sequences", measured},
+                          {"seq_len", tokens.seq_len},
+                          {"by_sequence", mean_look_back(sequences, look_back, layers.size())},
+                          {"layers", std::move(layers)}};
+  if (!options.corners.empty()) found["corners"] = std::move(corners);
+  return found;
 }
 
 }  // namespace hedgerow::worker
