@@ -142,7 +142,8 @@ class Times {
   [[nodiscard]] int evaluate_pieces() const {
     constexpr int kMostPieces = 256;
     constexpr double kTie = 1.25;
-    const int subjects = plan_.finetunes ? 3 : 2;
+    // With variants the transfer's is much the longest.
+    const int subjects = !recipe_.variants.empty() ? 1 : plan_.finetunes ? 3 : 2;
     const int share = std::min({num_workers() / subjects, num_evaluated(), kMostPieces});
     if (share < 2) return 0;
     if (!plan_.knows_times()) {

@@ -161,9 +161,10 @@ std::vector<VariantFigures> variants_of(const RunStatus& status) {
   for (const auto& [variant, own] : students) add(variant, own);
   mark_front(all);
   std::ranges::stable_sort(all, [](const VariantFigures& a, const VariantFigures& b) {
-    if (a.mean_kl.count > 0 && b.mean_kl.count > 0)
-      return a.mean_kl.median < b.mean_kl.median;
-    return a.relative_mse.median < b.relative_mse.median;
+    const bool a_known = a.mean_kl.count > 0, b_known = b.mean_kl.count > 0;
+    if (a_known != b_known) return a_known;
+    return a_known ? a.mean_kl.median < b.mean_kl.median
+                   : a.relative_mse.median < b.relative_mse.median;
   });
   return all;
 }

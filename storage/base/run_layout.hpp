@@ -38,6 +38,10 @@ class RunLayout {
   [[nodiscard]] std::filesystem::path recipe() const { return root_ / "run.toml"; }
   // What `hedgerow evaluate --tasks` found: its user's, not the journal's.
   [[nodiscard]] std::filesystem::path task_scores() const { return root_ / "evaluate/tasks.json"; }
+  // What each layer's return to softmax gives, by "layers" or "heads".
+  [[nodiscard]] std::filesystem::path returns(const std::string& by) const {
+    return root_ / ("evaluate/returns-" + by + ".json");
+  }
   // The cluster file that the run was planned for, where there was one.
   [[nodiscard]] std::filesystem::path cluster() const { return root_ / "cluster.toml"; }
   // What it was planned to take when it began: coordinator/plan/recorded_plan.hpp.

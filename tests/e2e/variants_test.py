@@ -140,6 +140,31 @@ class Variants(unittest.TestCase):
         self.assertEqual(unknown.code, 2, unknown)
         self.assertIn("has recipe, narrow, slow, capped-t2r", unknown.err)
 
+    def test_what_each_layer_and_head_gives_back_is_measured_and_a_recipe_keeps_the_best(self) -> None:
+        out, run = self.job.root / "kept.toml", self.job.run_directory
+        keep = ("init", "--from", run, "--variant", "recipe", "--out", out, "--softmax-layers")
+        unknown = self.job.command(*keep, "kl:1")
+        self.assertEqual(unknown.code, 2, unknown)
+        self.assertIn("has not measured its layers", unknown.err)
+        found = {}
+        for by in ("layers", "heads"):
+            ended = self.job.command("evaluate", "--run", run, "--returns", by, "--json")
+            self.assertEqual(ended.code, 0, ended)
+            found[by] = json.loads(ended.out)
+        layers, heads = found["layers"]["returns"], found["heads"]["returns"]
+        self.assertEqual([row["layer"] for row in layers], [0, 1, 3])
+        self.assertEqual([(row["layer"], row["head"]) for row in heads], [(layer, head) for layer in (0, 1, 3) for head in range(3)])
+        self.assertEqual(len({row["kl"] for row in layers + heads}), 12)
+        best = min(layers, key=lambda row: row["kl"])
+        self.assertLess(best["kl"], found["layers"]["student"]["kl"])
+        ended = self.job.command(*keep, "kl:1")
+        self.assertEqual(ended.code, 0, ended)
+        self.assertRegex(out.read_text(), rf"(?m)^softmax_layers = \[{best['layer']}\]")
+        for given, expected in (("kl:4", "has 3 linear layers"), ("three", "expected layers as 3,7"), ("kl:", "expected layers as 3,7")):
+            wrong = self.job.command(*keep[:-3], "--out", self.job.root / "other.toml", "--softmax-layers", given)
+            self.assertEqual(wrong.code, 2, wrong)
+            self.assertIn(expected, wrong.err)
+
     def test_wrong_variants_are_refused_before_anything_runs(self) -> None:
         for text, expected in (
                 ('name = "a b"', r'variants\[0\].name = "a b": expected 1 to 40 letters'),

@@ -23,7 +23,7 @@ namespace {
 
 struct EvaluateArguments {
   std::string model, tokens, student, adapter, recipe, logits;
-  std::string device = "auto", compute_dtype = "auto";
+  std::string device = "auto", compute_dtype = "auto", returns;
   int max_sequences = 0, threads = 0;
   int recall_cache = kOwnRecallCache;
   bool json = false, progress = false, texts = false;
@@ -80,6 +80,41 @@ void print_table(const nlohmann::json& result) {
                 layer["mse"].get<double>(),
                 layer["relative_mse"].get<double>());
   }
+}
+
+// Every linear layer of the student, or every key/value head of it, back under softmax.
+std::vector<OtherStudent> returned(const Student& student, int key_heads, bool by_head) {
+  std::vector<OtherStudent> others;
+  for (std::size_t layer = 0; layer < student.layers.size(); ++layer) {
+    if (!student.layers[layer]) continue;
+    for (int head = 0; head < (by_head ? key_heads : 1); ++head)
+      others.push_back({&student, static_cast<int>(layer), by_head ? head : -1});
+  }
+  return others;
+}
+
+// {"kl", "loss", "texts": {NAME: {"kl", "loss"}}}, of all positions.
+nlohmann::json student_figures(const Evaluation& evaluation) {
+  const Figures& figures = evaluation.figures();
+  nlohmann::json own = {{"kl", figures.kl}, {"loss", figures.loss}};
+  for (const Evaluation::Text& text : evaluation.texts)
+    own["texts"][text.name] = student_figures(text.evaluation);
+  return own;
+}
+
+nlohmann::json returns_json(const storage::ModelDirectory& model,
+                            const std::vector<TextShape>& texts,
+                            const EvaluationPart& part,
+                            const std::vector<OtherStudent>& others) {
+  nlohmann::json rows = nlohmann::json::array();
+  for (std::size_t i = 0; i < others.size(); ++i) {
+    nlohmann::json row =
+        student_figures(evaluation_of_other(model, texts, part.others[i], others[i]));
+    row["layer"] = others[i].softmax_layer;
+    if (others[i].softmax_head >= 0) row["head"] = others[i].softmax_head;
+    rows.push_back(std::move(row));
+  }
+  return rows;
 }
 
 storage::ExitCode evaluate_command(const EvaluateArguments& given) {
@@ -140,14 +175,26 @@ storage::ExitCode evaluate_command(const EvaluateArguments& given) {
   const char* subject = options.adapter != nullptr   ? "lora"
                         : options.student != nullptr ? "transfer"
                                                      : "teacher";
-  nlohmann::json result = to_json(evaluate(model, tokens, sequences, options), subject);
+  nlohmann::json result;
+  if (given.returns.empty()) {
+    result = to_json(evaluate(model, tokens, sequences, options), subject);
+  } else {
+    options.others =
+        returned(*student, model.config().num_key_value_heads, given.returns == "heads");
+    const EvaluationPart part = evaluate_part(model, tokens, sequences, options).value();
+    const std::vector<TextShape> texts = text_shapes(tokens.seq_len, options.texts);
+    const Evaluation own = evaluation_of_other(model, texts, part, {&*student});
+    result = {{"student", student_figures(own)},
+              {"returns", returns_json(model, texts, part, options.others)},
+              {"state_bytes", own.state_bytes}};
+  }
   if (given.texts) result["in_domain"] = recipe->validates_in_domain();
   result["seconds"] = clock.seconds();
   result["tokens_per_second"] =
       static_cast<double>(tokens_in(tokens, sequences, options.texts)) / clock.seconds();
   result["peak_memory"] = memory.peak();
   if (file) file->write(given.logits);
-  if (given.json) {
+  if (given.json || !given.returns.empty()) {
     print_line(result);
   } else {
     print_table(result);
@@ -187,6 +234,14 @@ void register_evaluate(CLI::App& app, Action& action) {
   command->add_option("--threads", options->threads, "0: as many as cores");
   command->add_option(
       "--logits", options->logits, "Write all logits [sequences, T, V] to this safetensors file");
+  command
+      ->add_option("--returns",
+                   options->returns,
+                   "layers or heads: the student with each of its linear layers, or key/value "
+                   "heads, back under softmax, as JSON")
+      ->check(CLI::IsMember({"layers", "heads"}))
+      ->needs("--student")
+      ->excludes("--adapter");
   command->add_flag("--json", options->json, "One JSON object");
   command->add_flag("--progress", options->progress, kProgressHelp);
   command->callback(

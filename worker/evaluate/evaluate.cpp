@@ -43,6 +43,7 @@ EvaluationShape shape_of_other(const Student& student, const storage::ModelDirec
 // A student whose figures are found, or the teacher alone.
 struct Subject {
   const Student* student = nullptr;
+  int softmax_layer = -1, softmax_head = -1;  // as OtherStudent has them
   EvaluationShape shape;
   std::array<std::size_t, kNumColumns> streams = {};  // by column, of those in `shape`
   EvaluationPart part = {};
@@ -57,6 +58,9 @@ struct Stream {
   std::size_t subject = 0;              // the first that needs it
   kernels::HybridOptions window = {};   // of an untrained one
   std::vector<at::Tensor> hidden = {};  // by sequence of the group
+  // Before this layer its hidden states are those of stream `base`, and are not computed again.
+  int first_layer = 0;
+  std::size_t base = 0;
 };
 
 // A layer as the teacher and the control compute it, and as the student does.
@@ -98,8 +102,12 @@ class Evaluator {
     };
     add(tokens, "the tokens file");
     for (const EvaluationText& text : options.texts) add(*text.tokens, "the text " + text.name);
-    add_subject(options.student, shape_for(model, options));
-    for (const Student* other : options.others) add_subject(other, shape_of_other(*other, model));
+    add_subject({.student = options.student, .shape = shape_for(model, options)});
+    for (const OtherStudent& other : options.others)
+      add_subject({.student = other.student,
+                   .softmax_layer = other.softmax_layer,
+                   .softmax_head = other.softmax_head,
+                   .shape = shape_of_other(*other.student, model)});
   }
 
   [[nodiscard]] int num_streams() const { return static_cast<int>(streams_.size()); }
@@ -124,8 +132,17 @@ class Evaluator {
     const int num_layers = model_.config().num_hidden_layers;
     for (int layer = 0; layer < num_layers; ++layer) {
       const LayerPair pair = load(layer);
-      for (Subject& subject : subjects_) subject.maps = maps_on_device(subject, layer);
+      for (std::size_t i = 0; i < subjects_.size(); ++i) {
+        const auto same = std::ranges::find(subjects_, subjects_[i].student, &Subject::student);
+        subjects_[i].maps = same - subjects_.begin() < static_cast<std::ptrdiff_t>(i)
+                                ? same->maps
+                                : maps_on_device(subjects_[i], layer);
+      }
       for (Stream& stream : streams_) {
+        if (stream.first_layer == layer && layer > 0) stream.hidden = streams_[stream.base].hidden;
+      }
+      for (Stream& stream : streams_) {
+        if (layer < stream.first_layer) continue;
         const BlockRunner& runner =
             pair.adapted && has_students_weights(stream.column) ? *pair.adapted : pair.teacher;
         for (std::size_t i = 0; i < group.size(); ++i) {
@@ -151,8 +168,7 @@ class Evaluator {
   }
 
  private:
-  void add_subject(const Student* student, EvaluationShape shape) {
-    Subject subject{.student = student, .shape = std::move(shape)};
+  void add_subject(Subject subject) {
     kernels::HybridOptions window, equal_window;
     if (subject.shape.control) {
       window = hybrid_options(subject.shape.control->attention);
@@ -162,6 +178,11 @@ class Evaluator {
     for (const Column column : subject.shape.columns) {
       Stream stream{.column = column, .subject = subjects_.size()};
       stream.window = column == Column::kEqualWindow ? equal_window : window;
+      if (column == Column::kStudent && subject.softmax_layer > 0 &&
+          subject.student == options_.student) {
+        stream.first_layer = subject.softmax_layer;
+        stream.base = subjects_.front().streams[at_column(Column::kStudent)];
+      }
       subject.streams[at_column(column)] = place_of(std::move(stream), subject);
     }
     subject.part.compute_dtype = dtype_word(options_.compute_dtype);
@@ -195,8 +216,8 @@ class Evaluator {
               if (options_.check_hash) options_.check_hash(layer, hash);
               if (options_.student != nullptr)
                 options_.student->require_teacher(model_, layer, hash);
-              for (const Student* other : options_.others)
-                other->require_teacher(model_, layer, hash);
+              for (const OtherStudent& other : options_.others)
+                other.student->require_teacher(model_, layer, hash);
             }};
   }
   // Of the first subject on the first text, so far; a sequence's loss is there once its group has
@@ -306,9 +327,17 @@ class Evaluator {
   }
 
   static Attend student_with(const Subject& subject, const kernels::HybridOptions& options) {
-    return [&subject, options](int /*layer*/, const Qkv& qkv) {
-      if (!subject.maps) return teacher_attention(qkv);
-      return kernels::hybrid_attention(qkv.q, qkv.k, qkv.v, *subject.maps, options);
+    return [&subject, options](int layer, const Qkv& qkv) {
+      const bool returns = layer == subject.softmax_layer;
+      if (!subject.maps || (returns && subject.softmax_head < 0)) return teacher_attention(qkv);
+      at::Tensor output = kernels::hybrid_attention(qkv.q, qkv.k, qkv.v, *subject.maps, options);
+      if (returns) {
+        const std::int64_t queries = qkv.q.size(1) / qkv.k.size(1);
+        const std::int64_t first = subject.softmax_head * queries;
+        const at::Tensor kept = teacher_attention(qkv).narrow(1, first, queries);
+        output.narrow(1, first, queries).copy_(kept);
+      }
+      return output;
     };
   }
 
@@ -336,7 +365,7 @@ class Evaluator {
       const at::Tensor y_true = teacher_attention(qkv);
       at::Tensor truth;
       for (Subject& subject : subjects_) {
-        if (!subject.maps) continue;
+        if (!subject.maps || subject.softmax_layer >= 0) continue;
         if (!truth.defined()) truth = y_true.to(at::kFloat);
         const at::Tensor y_pred = options_.adapter != nullptr ? adapted_ : predicted(subject, qkv);
         subject.part.sequences[sequence].layers.push_back(
@@ -437,6 +466,13 @@ class Evaluator {
 };
 
 }  // namespace
+
+Evaluation evaluation_of_other(const storage::ModelDirectory& model,
+                               const std::vector<TextShape>& texts,
+                               const EvaluationPart& part,
+                               const OtherStudent& other) {
+  return evaluation_of(shape_of_other(*other.student, model), texts, part, model.config());
+}
 
 std::vector<TextShape> text_shapes(std::int64_t seq_len, const std::vector<EvaluationText>& texts) {
   std::vector<TextShape> shapes{{.name = "", .in_domain = false, .seq_len = seq_len}};

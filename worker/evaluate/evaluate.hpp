@@ -30,6 +30,14 @@ struct EvaluationText {
   std::vector<std::int64_t> sequences;  // indices into `tokens`
 };
 
+// A student beside the first one; with a layer, one whose attention there is the teacher's again.
+struct OtherStudent {
+  const Student* student = nullptr;
+  int softmax_layer = -1;  // -1: none
+  int softmax_head =
+      -1;  // of that layer this key/value head alone, with the queries that it serves
+};
+
 struct EvaluateOptions {
   at::Device device = at::kCPU;               // the student and the adapter may lie elsewhere
   at::ScalarType compute_dtype = at::kFloat;  // between layers too: nothing is stored here
@@ -39,7 +47,7 @@ struct EvaluateOptions {
   // computed once: the teacher of all, an untrained window of each size. Of these students' own
   // columns there is one, with the recall cache where they have it. Their sums:
   // EvaluationPart::others.
-  std::vector<const Student*> others = {};
+  std::vector<OtherStudent> others = {};
   std::optional<Control> control = {};        // of the teacher; a student has its own
   // Evaluated beside the first one, in the same pass over the layers.
   std::vector<EvaluationText> texts = {};
@@ -73,6 +81,11 @@ std::optional<EvaluationPart> evaluate_part(const storage::ModelDirectory& model
                                             const storage::TokenSequences& tokens,
                                             const std::vector<std::int64_t>& sequences,
                                             const EvaluateOptions& options);
+// The figures of part.others[i], in the shape that EvaluateOptions::others has.
+[[nodiscard]] Evaluation evaluation_of_other(const storage::ModelDirectory& model,
+                                             const std::vector<TextShape>& texts,
+                                             const EvaluationPart& part,
+                                             const OtherStudent& other);
 // Of such parts put together. `seq_len` is that of the first text.
 [[nodiscard]] std::vector<TextShape> text_shapes(std::int64_t seq_len,
                                                  const std::vector<EvaluationText>& texts);

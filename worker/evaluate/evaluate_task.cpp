@@ -107,7 +107,7 @@ EvaluationPart part_of(RunContext& run,
   if (student && adapter) put_in_place(*student, adapter->trained);
   options.student = student ? &*student : nullptr;
   options.adapter = adapter ? &*adapter : nullptr;
-  for (const Student& other : others) options.others.push_back(&other);
+  for (const Student& other : others) options.others.push_back({&other});
   options.control = control_of(run.recipe());
   // The progress always goes on, and a stop is thrown.
   EvaluationPart part = evaluate_part(run.model(), given.tokens, given.sequences, options).value();

@@ -7,6 +7,7 @@
 #include "coordinator/cli/programs/child.hpp"
 #include "coordinator/cli/programs/programs.hpp"
 #include "coordinator/cli/tasks/evaluate_tasks.hpp"
+#include "coordinator/cli/tasks/returns.hpp"
 #include "coordinator/cli/terminal/control.hpp"
 #include "coordinator/cli/terminal/format.hpp"
 #include "coordinator/cli/terminal/interrupt.hpp"
@@ -25,6 +26,7 @@ struct EvaluateOptions {
   TaskOptions tasks;
   std::string device;  // empty: the run's
   std::string tokens;
+  std::string returns;  // "layers", "heads"
   int max_sequences = 0;
 };
 
@@ -55,7 +57,11 @@ ExitCode run_evaluate(EvaluateOptions& options, Terminal& terminal) {
             "--tokens and --max-sequences are of perplexities, not of --tasks");
     return evaluate_tasks(options.model, options.device, options.tasks, terminal);
   }
-  const ModelChoice choice = choose_model(options.model);
+  ModelChoice choice = choose_model(options.model);
+  if (!options.returns.empty()) {
+    require(!choice.student.empty(), "--returns is of a student; --run or --student names one");
+    choice = choice.without_lora();
+  }
   std::string tokens = options.tokens;
   bool has_texts = false;
   int max_sequences = options.max_sequences;
@@ -90,6 +96,8 @@ ExitCode run_evaluate(EvaluateOptions& options, Terminal& terminal) {
     command.arguments.insert(command.arguments.end(),
                              {"--max-sequences", std::to_string(max_sequences)});
   }
+  if (!options.returns.empty())
+    return evaluate_returns(command, options.returns, options.model.run, terminal);
   const InterruptScope interrupts;
   terminal.status("evaluating " + choice.subject + " ...");
   nlohmann::json result;
@@ -122,6 +130,11 @@ RunCommand declare_evaluate(CLI::App& app) {
                  "at most so many of its sequences; of a run's own: evaluate.max_sequences")
       ->type_name("N")
       ->check(CLI::Range(1, 1 << 30).description(""));
+  one_of(app.add_option("--returns",
+                        options->returns,
+                        "what each of the student's layers, or key/value heads, gives back under "
+                        "softmax"),
+         {"layers", "heads"});
   add_task_options(app, options->tasks);
   return [options](Terminal& terminal) { return run_evaluate(*options, terminal); };
 }

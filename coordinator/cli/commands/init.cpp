@@ -9,6 +9,7 @@
 #include "coordinator/cli/run/gpu.hpp"
 #include "coordinator/cli/run/planning.hpp"
 #include "coordinator/cli/run/whole_job.hpp"
+#include "coordinator/cli/tasks/returns.hpp"
 #include "coordinator/cli/terminal/interrupt.hpp"
 #include "coordinator/status/recorded_recipe.hpp"
 #include "coordinator/status/status.hpp"
@@ -26,7 +27,8 @@ using storage::ExitCode;
 
 struct InitOptions {
   std::string model, data, format, template_, tokens, cluster, like = "own", out = "recipe.toml";
-  std::string from, variant;  // a run and one of its variants, in place of a model and its text
+  // A run and one of its variants, in place of a model and its text; which layers keep softmax.
+  std::string from, variant, softmax_layers;
   bool study = false;
 };
 
@@ -268,6 +270,33 @@ void require_new(const std::string& out) {
   require(!fs::exists(out), out + " exists and is not overwritten; choose another name with --out");
 }
 
+// "3,7", "uniform:4", or "kl:4": the four whose return the run found to matter most.
+storage::SoftmaxLayers softmax_layers_of(const std::string& text, const storage::RunLayout& run) {
+  storage::SoftmaxLayers kept;
+  constexpr std::string_view kByKl = "kl:";
+  const auto number = [&](std::string_view digits) {
+    int value = -1;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+    require(error == std::errc() && end == digits.data() + digits.size() && value >= 0,
+            "--softmax-layers " + text + ": expected layers as 3,7, or uniform:N or kl:N");
+    return value;
+  };
+  const std::string_view given = text;
+  if (given.starts_with(kByKl)) {
+    kept.layers = layers_that_matter(run, number(given.substr(kByKl.size())));
+  } else if (given.starts_with(storage::SoftmaxLayers::kUniform)) {
+    kept.uniform = number(given.substr(storage::SoftmaxLayers::kUniform.size()));
+  } else {
+    for (std::size_t begin = 0; begin < given.size();) {
+      const std::size_t end = std::min(given.find(',', begin), given.size());
+      kept.layers.push_back(number(given.substr(begin, end - begin)));
+      begin = end + 1;
+    }
+    std::ranges::sort(kept.layers);
+  }
+  return kept;
+}
+
 ExitCode init_from_run(const InitOptions& options, Terminal& terminal) {
   require(!options.variant.empty(),
           "--from takes the run of a study; --variant says which of its variants (" +
@@ -276,7 +305,8 @@ ExitCode init_from_run(const InitOptions& options, Terminal& terminal) {
   const storage::RunLayout layout(options.from);
   require_run(layout);
   const storage::Recipe study = recipe_of_run(layout);
-  const storage::Recipe recipe = whole_job(study, options.variant, options.from);
+  storage::Recipe recipe = whole_job(study, options.variant, options.from);
+  recipe.transfer.softmax_layers = softmax_layers_of(options.softmax_layers, layout);
   write_recipe(recipe, options.out);
   terminal.print("wrote " + options.out + ": the whole job of " + options.variant + " of " +
                  options.from);
@@ -288,7 +318,8 @@ ExitCode init_from_run(const InitOptions& options, Terminal& terminal) {
 
 ExitCode run_init(const InitOptions& options, Terminal& terminal) {
   if (!options.from.empty()) return init_from_run(options, terminal);
-  require(options.variant.empty(), "--variant is of a run; name that with --from RUN");
+  require(options.variant.empty() && options.softmax_layers.empty(),
+          "--variant and --softmax-layers are of a run; name that with --from RUN");
   require(!options.model.empty() && !options.data.empty(),
           "a model and --data FILE, the text to learn from, are needed; or --from RUN --variant "
           "NAME");
@@ -388,6 +419,11 @@ RunCommand declare_init(CLI::App& app) {
       ->type_name("RUN");
   app.add_option("--variant", options->variant, "of --from: its name, or recipe")
       ->type_name("NAME");
+  app.add_option("--softmax-layers",
+                 options->softmax_layers,
+                 "with --from: layers that keep softmax, as 3,7; uniform:N evenly spread; kl:N by "
+                 "'hedgerow evaluate --returns layers'")
+      ->type_name("WHICH");
   app.add_option("--out", options->out, "the recipe to write")
       ->type_name("FILE")
       ->capture_default_str();

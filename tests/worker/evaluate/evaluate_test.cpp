@@ -539,7 +539,7 @@ TEST_F(Evaluate, StudentsBesideOneAnotherHaveTheFiguresOfEvaluationsOfTheirOwn) 
   }
   EXPECT_EQ(std::set<std::string>(expected.begin(), expected.end()).size(), made.size());
   options.student = made.data();
-  for (std::size_t i = 1; i < made.size(); ++i) options.others.push_back(&made[i]);
+  for (std::size_t i = 1; i < made.size(); ++i) options.others.push_back({&made[i]});
   std::vector<worker::EvaluationPart> parts;
   for (options.num_pieces = 2; options.piece < 2; ++options.piece) {
     const auto part = worker::evaluate_part(teacher, tokens_, {6, 7}, options);
@@ -554,6 +554,32 @@ TEST_F(Evaluate, StudentsBesideOneAnotherHaveTheFiguresOfEvaluationsOfTheirOwn) 
   const std::string said = refusal([&] { static_cast<void>(worker::put_together(parts)); },
                                    storage::ErrorKind::kCorrupt);
   EXPECT_NE(said.find("are of 4 and of 3 students"), std::string::npos) << said;
+}
+
+TEST_F(Evaluate, ALayerOrAHeadThatReturnsToSoftmaxIsThatOfAStudentWhichKeptIt) {
+  const auto teacher = model();
+  const worker::Student made = student(4);
+  worker::EvaluateOptions options;
+  options.student = &made;
+  options.others = {{&made, 0}, {&made, 2}, {&made, 1, 0}, {&made, 1, 1}};
+  const auto part = worker::evaluate_part(teacher, tokens_, {6, 7}, options).value();
+  const auto kl = [&](const worker::EvaluationPart& of) {
+    return worker::evaluation_of_other(
+               teacher, worker::text_shapes(tokens_.seq_len, {}), of, options.others[0])
+        .column(worker::Column::kStudent)
+        ->all.kl;
+  };
+  for (std::size_t i = 0; i < 2; ++i) {
+    worker::Student kept = made;
+    kept.layers[static_cast<std::size_t>(options.others[i].softmax_layer)].reset();
+    worker::EvaluateOptions alone;
+    alone.student = &kept;
+    const auto found = worker::evaluate(teacher, tokens_, {6, 7}, alone);
+    EXPECT_EQ(kl(part.others[i]), found.column(worker::Column::kStudent)->all.kl) << i;
+    EXPECT_TRUE(part.others[i].sequences[0].layers.empty()) << "errors of layers are the first's";
+  }
+  const std::set<double> different{kl(part), kl(part.others[2]), kl(part.others[3])};
+  EXPECT_EQ(different.size(), 3);
 }
 
 TEST_F(Evaluate, AStopIsHeardBetweenTheSequencesOfALayer) {
