@@ -127,7 +127,10 @@ struct CoordinatorClient::Impl {
     session.found(file->term, file->endpoint, now());
   }
 
+  // Throws kInternal for a message over the cap, here where the task can fail by it: the loop would
+  // try to send it until the lease ends.
   std::shared_ptr<Submission> submit(wire::Message message, std::string name) {
+    static_cast<void>(wire::encode(message));
     const std::lock_guard lock(mutex);
     link.wake();
     return session.submit(std::move(message), std::move(name), now());

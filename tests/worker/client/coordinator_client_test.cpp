@@ -7,6 +7,7 @@
 #include <chrono>
 
 #include "coordinator/wire/coordinator_file.hpp"
+#include "coordinator/wire/messages.hpp"
 #include "storage/base/error.hpp"
 #include "tests/support/temporary_directory.hpp"
 
@@ -32,6 +33,23 @@ TEST(CoordinatorClient, AStoppedWorkerDoesNotWaitOutTheOrphanTimeout) {
     EXPECT_EQ(error.kind(), storage::ErrorKind::kUnavailable) << error.what();
   }
   EXPECT_TRUE(client.should_stop());
+}
+
+TEST(CoordinatorClient, AResultOverTheCapOfAMessageFailsItsTaskAtOnce) {
+  const tests::TemporaryDirectory run;
+  CoordinatorClient client({.layout = storage::RunLayout(run.path()),
+                            .endpoint = "ipc://" + (run / "nobody").string(),
+                            .hello = {},
+                            .orphan_timeout = std::chrono::hours(1),
+                            .holds = 7});
+  try {
+    client.done({}, {{"figures", std::string(wire::kMaxMessageBytes, '1')}});
+    FAIL() << "nobody would take it";
+  } catch (const storage::Error& error) {
+    EXPECT_EQ(error.kind(), storage::ErrorKind::kInternal);
+    EXPECT_NE(std::string(error.what()).find("over the cap of 65536"), std::string::npos)
+        << error.what();
+  }
 }
 
 // A coordinator.json of a later term may hold anything.
