@@ -2,7 +2,7 @@
 
 A row a finding: the paper's figure stands in its name, ours is the value, the goal is the paper's direction. The verdict is
 "reproduced", "not", or "undecided" where the seeds of the two sides overlap. Nothing is tuned for them: the settings are the
-quickstart's, three layers of thirty, 50 steps of 4 x 512 tokens.
+quickstart's, three layers of thirty, 50 steps of 4 x 512 tokens. And whether such a study predicts what all layers do.
 """
 
 from __future__ import annotations
@@ -174,6 +174,44 @@ def seeds(context: Context) -> Iterator[Row]:
     both = statistics.median(kl["window-64"]) / statistics.median(kl["terraced-64"])
     yield Row("KL of a sliding window over a terraced one (002 table 18: alike, 70.3 and 70.7)", abs(both - 1), "off 1", "<= 0.1")
     yield from learned_and_fixed(context, run)
+
+
+def rank_correlation(a: list[float], b: list[float]) -> float:
+    """Spearman's, of values without ties."""
+    ranks = [[sorted(values).index(value) for value in values] for values in (a, b)]
+    return statistics.correlation(*ranks)
+
+
+def order(context: Context) -> Iterator[Row]:
+    """Whether a study (three layers, two seeds) has the order of students whose every layer was linearized, and what it takes."""
+    mixture = context.cache / "data" / "mixture"
+    recipe_of(context)
+    recipe = context.work / "study.toml"
+    recipe.unlink(missing_ok=True)
+    subprocess.run([context.program("hedgerow"), "init", context.model(), "--data", mixture / "mixture.txt", "--study", "--out", recipe],
+                   check=True, capture_output=True)
+    toml = recipe.read_text()
+    for section in ("data.transfer", "data.evaluate"):
+        toml = with_values(toml, section, {"seq_len": "512", "validation_sequences": "4"})
+    names = ("persuasion", "devils-dictionary", "jargon-end")
+    texts = ", ".join(f'{{ name = "{name}", path = "{mixture / "held_out" / name}.txt" }}' for name in names)
+    toml = with_values(toml, "data.evaluate", {"texts": f"[{texts}]"})
+    status = run_recipe(context, "study", toml)
+    rows = {row["variant"]: row for row in status["variants"]}
+    yield Row("init --study: 8 variants of two seeds and the recipe's own, 3 layers, 50 steps", status["elapsed_seconds"] / 60, "min",
+              "<= 30")
+    told = subprocess.run([context.program("hedgerow"), "metrics", "--run", context.work / "run-study", "--variants", "--json"],
+                          check=True, capture_output=True, text=True)
+    planned = sum(row["whole_job"]["seconds"] for row in json.loads(told.stdout)["variants"])
+    yield Row("the study's time over the planned one of its nine whole jobs", status["elapsed_seconds"] / planned, "", "<= 0.1")
+    whole = with_values(re.sub(r"(?m)^seeds = \d+\n", "", toml), "transfer", {"softmax_layers": "[]"})
+    all_layers = {row["variant"]: row for row in run_recipe(context, "study-all-layers", whole)["variants"]}
+    pairs = [(rows[name]["kl"]["median"], all_layers[name]["kl"]["median"]) for name in sorted(rows)]
+    yield Row("rank correlation of KL, three layers against all thirty (50 steps of transfer, no LoRA)",
+              rank_correlation([a for a, _ in pairs], [b for _, b in pairs]), "", ">= 0.8")
+    pairs = [(rows[name]["relative_mse"]["median"], all_layers[name]["kl"]["median"]) for name in sorted(rows)]
+    yield Row("the same by the study's relative MSE, which needs no evaluation", rank_correlation([a for a, _ in pairs], [b for _, b in pairs]),
+              "", ">= 0.8")
 
 
 def last_stage(context: Context) -> Iterator[Row]:
