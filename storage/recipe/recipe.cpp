@@ -236,6 +236,16 @@ void check_transfer(const Recipe& recipe, RecipeProblems& problems) {
                      ": only positive_random that is not trained is drawn again; set "
                      "attention.train_feature_map = false, or leave it at 0");
   }
+  if (transfer.tied_maps && attention.key_maps != KeyMaps::kQueryHead) {
+    problems.add("transfer.tied_maps",
+                 "= true: with attention.key_maps = \"kv_head\" the keys' map serves several "
+                 "queries' maps; set attention.key_maps = \"query_head\", or false here");
+  }
+  if (transfer.tied_maps && recipe.finetune.enabled && recipe.finetune.trains("maps")) {
+    problems.add("transfer.tied_maps",
+                 "= true: the last stage would train the two maps apart; take \"maps\" out of "
+                 "finetune.trainable, or set false here");
+  }
   const std::vector<int>& layers = transfer.softmax_layers.layers;
   for (std::size_t i = 1; i < layers.size(); ++i) {
     if (layers[i] <= layers[i - 1])

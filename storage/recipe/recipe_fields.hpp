@@ -222,6 +222,10 @@ void visit_transfer(Transfer& transfer, Visitor& visitor) {
   visitor.field("redraw_every",
                 transfer.redraw_every,
                 {"steps until positive_random is drawn again; 0: never", 0, 1e9});
+  visitor.field("tied_maps",
+                transfer.tied_maps,
+                {"one map for queries and keys of a head, as Hedgehog's (needs key_maps = "
+                 "\"query_head\"); else two that begin alike"});
   visitor.field(
       "softmax_layers",
       transfer.softmax_layers,

@@ -113,6 +113,7 @@ struct TransferSection {
   int checkpoint_every = 10;
   int retries_with_new_seed = 0;
   int redraw_every = 0;
+  bool tied_maps = false;
   SoftmaxLayers softmax_layers{};
   bool operator==(const TransferSection&) const = default;
 };

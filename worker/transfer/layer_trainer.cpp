@@ -63,6 +63,16 @@ void copy_checked(const at::Tensor& target,
   const_cast<at::Tensor&>(target).copy_(to_tensor(found->second));
 }
 
+kernels::HybridParameters as_parameters(const std::map<std::string, at::Tensor>& tensors) {
+  const auto find = [&](const std::string& name) {
+    const auto found = tensors.find(name);
+    return found == tensors.end() ? at::Tensor() : found->second;
+  };
+  return {.q = {find("feature_map_q.mlp.layer"), find("feature_map_q.mlp.bias")},
+          .k = {find("feature_map_k.mlp.layer"), find("feature_map_k.mlp.bias")},
+          .window_factors = find("window_factors")};
+}
+
 }  // namespace
 
 LayerTrainer::LayerTrainer(int layer_idx,
@@ -118,7 +128,11 @@ void LayerTrainer::create_parameters(const storage::ModelConfig& config, const a
     return map;
   };
   parameters_.q = add_map("feature_map_q.", heads);
-  parameters_.k = add_map("feature_map_k.", spec.num_key_maps(heads, config.num_key_value_heads));
+  if (transfer_.tied_maps) {
+    parameters_.k = parameters_.q;  // autograd adds up both uses
+  } else {
+    parameters_.k = add_map("feature_map_k.", spec.num_key_maps(heads, config.num_key_value_heads));
+  }
   if (spec.window != storage::WindowLayout::kNone) {
     const at::Tensor factors =
         at::full({heads}, spec.window_factor, at::TensorOptions(at::kFloat).device(device));
@@ -303,21 +317,14 @@ bool LayerTrainer::is_behind_control() const {
   return best.relative_mse * (1.0 - control_mse_ / best.mse) > kRounding;
 }
 
-kernels::HybridParameters LayerTrainer::as_parameters(
-    const std::vector<at::Tensor>& tensors) const {
-  const auto find = [&](const std::string& name) {
-    const auto found = std::find(names_.begin(), names_.end(), name);
-    return found == names_.end() ? at::Tensor()
-                                 : tensors[static_cast<std::size_t>(found - names_.begin())];
-  };
-  return {.q = {find("feature_map_q.mlp.layer"), find("feature_map_q.mlp.bias")},
-          .k = {find("feature_map_k.mlp.layer"), find("feature_map_k.mlp.bias")},
-          .window_factors = find("window_factors")};
-}
-
-std::pair<std::vector<at::Tensor>, bool> LayerTrainer::exported() const {
-  std::vector<at::Tensor> tensors;
-  for (const at::Tensor& best : best_) tensors.push_back(best.clone());
+std::pair<std::map<std::string, at::Tensor>, bool> LayerTrainer::exported() const {
+  std::map<std::string, at::Tensor> tensors;
+  for (std::size_t i = 0; i < names_.size(); ++i) {
+    tensors[names_[i]] = best_[i].clone();
+    constexpr std::string_view kOfQueries = "feature_map_q.";
+    if (transfer_.tied_maps && names_[i].starts_with(kOfQueries))
+      tensors["feature_map_k." + names_[i].substr(kOfQueries.size())] = best_[i].clone();
+  }
   const bool is_untrained =
       is_behind_control() && switch_off_linear_branch(as_parameters(tensors), options_.feature_map);
   return {std::move(tensors), is_untrained};
@@ -362,11 +369,9 @@ std::vector<nlohmann::json> LayerTrainer::attention_maps(const Qkv& qkv) const {
 
 void LayerTrainer::export_best(std::map<std::string, storage::OwnedTensor>& tensors) const {
   const std::string attention = "model.layers." + std::to_string(layer_idx_) + ".self_attn.";
-  const std::vector<at::Tensor> values = exported().first;
-  for (std::size_t i = 0; i < names_.size(); ++i) {
-    const bool factors = names_[i] == "window_factors";
-    tensors[attention + names_[i]] =
-        to_owned(factors ? values[i].reshape({1, -1, 1, 1}) : values[i]);
+  for (const auto& [name, value] : exported().first) {
+    const bool factors = name == "window_factors";
+    tensors[attention + name] = to_owned(factors ? value.reshape({1, -1, 1, 1}) : value);
   }
 }
 

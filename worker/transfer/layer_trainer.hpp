@@ -123,11 +123,8 @@ class LayerTrainer {
   // The control's MSE was not measured yet, and there is a control.
   [[nodiscard]] bool needs_control() const;
   [[nodiscard]] bool is_behind_control() const;
-  // Values in the order of names_, as the kernels take them.
-  [[nodiscard]] kernels::HybridParameters as_parameters(
-      const std::vector<at::Tensor>& tensors) const;
-  // What export_best() writes, in the order of names_; and whether it is kept untrained.
-  [[nodiscard]] std::pair<std::vector<at::Tensor>, bool> exported() const;
+  // What export_best() writes, and whether it is kept untrained.
+  [[nodiscard]] std::pair<std::map<std::string, at::Tensor>, bool> exported() const;
   // Omega of both maps becomes draw number `draw`; the start is number 0.
   void redraw(std::uint32_t draw);
   // Throws kCorrupt if it is the teacher's output that is not finite, kInternal (training diverged)

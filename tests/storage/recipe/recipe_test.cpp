@@ -83,6 +83,7 @@ TEST(Recipe, WrittenAndReadAgainIsTheSameInEveryField) {
                      .checkpoint_every = 12,
                      .retries_with_new_seed = 1,
                      .redraw_every = 13,
+                     .tied_maps = true,
                      .softmax_layers = {.layers = {0, 29}}};
   recipe.finetune = {.enabled = false,
                      .rank = 16,
@@ -280,6 +281,11 @@ TEST(Recipe, RulesBetweenFieldsNameTheLineOfTheFieldToChange) {
       refusal_of("[transfer]\nredraw_every = 5\n"),
       HasSubstr("recipe.toml:7: transfer.redraw_every = 5: only positive_random that is not "
                 "trained is drawn again"));
+  EXPECT_THAT(refusal_of("[transfer]\ntied_maps = true\n"),
+              HasSubstr("recipe.toml:7: transfer.tied_maps = true: with attention.key_maps"));
+  EXPECT_THAT(refusal_of("[attention]\nkey_maps = \"query_head\"\n[transfer]\ntied_maps = true\n"
+                         "[finetune]\ntrainable = [\"lora\", \"maps\"]\n"),
+              HasSubstr("recipe.toml:9: transfer.tied_maps = true: the last stage would train"));
   EXPECT_THAT(refusal_of("[attention]\nfeature_dim = 63\n"),
               HasSubstr("recipe.toml:7: attention.feature_dim = 63: must be even"));
   EXPECT_THAT(refusal_of("[transfer]\nvalidation_sequences = 9\n"),

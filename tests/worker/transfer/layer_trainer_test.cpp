@@ -313,6 +313,43 @@ TEST_F(Trainer, RestoredTrainerContinuesBitForBit) {
   EXPECT_GT(restored.history().back().cross_entropy, 0.0);
 }
 
+TEST_F(Trainer, TiedMapsLearnAsOneAndAreExportedAsTwoAlike) {
+  recipe_.attention.key_maps = storage::KeyMaps::kQueryHead;
+  const at::Tensor y_true = teacher_attention(qkv_);
+  const std::string q = "model.layers.0.self_attn.feature_map_q.mlp.layer";
+  const std::string k = "model.layers.0.self_attn.feature_map_k.mlp.layer";
+  for (const bool tied : {false, true}) {
+    recipe_.transfer.tied_maps = tied;
+    LayerTrainer trainer = make(0);
+    trainer.validate(qkv_, y_true);
+    const double before = trainer.finish_validation(0).mse;
+    train(trainer, qkv_, 150);
+    trainer.validate(qkv_, y_true);
+    EXPECT_LT(trainer.finish_validation(150).mse, before / 5) << tied;
+    const TensorMap found = maps(trainer);
+    EXPECT_EQ(found.at(q).bytes == found.at(k).bytes, tied);
+    TensorMap saved;
+    const auto state = nlohmann::json::parse(trainer.save(saved).dump());
+    LayerTrainer restored = make(0, 99);
+    restored.restore(saved, state);
+    for (LayerTrainer* each : {&trainer, &restored}) train(*each, qkv_, 2);
+    TensorMap expected, again;
+    trainer.save(expected);
+    restored.save(again);
+    for (const auto& [name, tensor] : expected)
+      EXPECT_TRUE(tensor.bytes == again.at(name).bytes) << name;
+    EXPECT_EQ(expected.contains("layers.0.feature_map_k.mlp.layer"), !tied);
+  }
+  // The step of one map is by the gradients of both uses.
+  LayerTrainer tied = make(0);
+  train(tied, qkv_, 1);
+  const at::Tensor with_both = tied.parameters().q.layer.detach().clone();
+  recipe_.transfer.tied_maps = false;
+  LayerTrainer two = make(0);
+  train(two, qkv_, 1);
+  EXPECT_FALSE(with_both.equal(two.parameters().q.layer));
+}
+
 TEST_F(Trainer, ReportsTheMseOfItsWindowAloneAsItsControlAtEveryValidation) {
   const at::Tensor y_true = teacher_attention(qkv_);
   const double expected = (window_output() - y_true).square().mean().item<double>();
