@@ -140,7 +140,7 @@ Transformer::Layer Transformer::make_layer(std::int64_t index) {
   return layer;
 }
 
-void Transformer::copy_from(const Transformer& other) {
+void Transformer::copy_from(const Transformer& other) const {
   for (const Named& theirs : other.named_) {
     for (const Named& ours : named_) {
       if (ours.name == theirs.name) assign(ours.name, theirs.tensor.detach());
@@ -148,7 +148,7 @@ void Transformer::copy_from(const Transformer& other) {
   }
 }
 
-void Transformer::assign(std::string_view name, const at::Tensor& value) {
+void Transformer::assign(std::string_view name, const at::Tensor& value) const {
   const c10::NoGradGuard no_grad;
   for (const Named& ours : named_) {
     if (ours.name != name) continue;

@@ -63,10 +63,10 @@ class Transformer {
 
   // Copies every parameter that `other` has under the same name: all but the maps, where the two
   // differ in the attention only.
-  void copy_from(const Transformer& other);
+  void copy_from(const Transformer& other) const;
   // Writes one parameter, by its name in named(). Throws kUsage naming it where there is none, or
   // of another shape.
-  void assign(std::string_view name, const at::Tensor& value);
+  void assign(std::string_view name, const at::Tensor& value) const;
 
   struct Named {
     std::string name;  // "embedding", "layer.0.qkv"
