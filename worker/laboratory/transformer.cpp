@@ -51,12 +51,11 @@ Transformer::Transformer(const TransformerOptions& options)
   // A tied head reads normed states, whose products with it have deviation 1 then, so that training
   // begins near a loss of ln V.
   const double head_deviation = 1 / std::sqrt(static_cast<double>(M));
-  embedding_ = drawn("embedding",
-                     options.vocab_size,
-                     M,
-                     options.tied_head ? head_deviation : kEmbeddingDeviation);
+  const double embedding_deviation = options.tied_head ? head_deviation : kEmbeddingDeviation;
+  embedding_ = drawn("embedding", options.vocab_size, M, embedding_deviation);
+  // Half of the embedding's, as GPT-2's; as large a one as without a tied head would hide the tokens.
   if (options.positions == Positions::kLearned)
-    positions_ = drawn("positions", options.max_positions, M, kEmbeddingDeviation);
+    positions_ = drawn("positions", options.max_positions, M, embedding_deviation / 2);
   for (std::int64_t l = 0; l < options.num_layers; ++l) layers_.push_back(make_layer(l));
   last_norm_ = trained("last_norm", at::ones({M}));
   if (options.norm == LayerNormKind::kLayer)

@@ -13,6 +13,8 @@ namespace hedgerow::worker::laboratory {
 [[nodiscard]] StudyResult run_orders(const StudyOptions& options);
 [[nodiscard]] nlohmann::json published_efficient();
 [[nodiscard]] StudyResult run_efficient(const StudyOptions& options);
+[[nodiscard]] nlohmann::json published_encoder();
+[[nodiscard]] StudyResult run_encoder(const StudyOptions& options);
 [[nodiscard]] nlohmann::json published_decoder();
 [[nodiscard]] StudyResult run_decoder(const StudyOptions& options);
 [[nodiscard]] nlohmann::json published_from_scratch();
