@@ -35,7 +35,7 @@ ConversionPlan encoder_plan(const LanguageText& text) {
       draw_sentences(text.held_out, kComparedPairs, sentences, generator);
   ConversionPlan plan;
   plan.model = small_encoder(sentences);
-  plan.teacher = {.steps = 400,
+  plan.teacher = {.steps = 1000,
                   .batch_size = 32,
                   .learning_rate = 2e-3,
                   .warmup_steps = 50,
