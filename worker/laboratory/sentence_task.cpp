@@ -78,8 +78,7 @@ TrainingTask sentence_task(const LanguageText& text, const SentenceOptions& opti
     const at::Tensor embeddings =
         embed_sentences(model, draw_sentences(text.train, batch_size, options, generator));
     const at::Tensor cosines = at::matmul(side(embeddings, 0), side(embeddings, 1).t());
-    return at::cross_entropy_loss(cosines / options.temperature,
-                                  at::arange(batch_size, at::kLong));
+    return at::cross_entropy_loss(cosines / options.temperature, at::arange(batch_size, at::kLong));
   };
   const SentenceBatch held_out = held_out_batch(text, options);
   const auto score = [=](const Transformer& model) {
@@ -112,8 +111,7 @@ TrainingTask sentence_maps(const LanguageText& text, const SentenceOptions& opti
 nlohmann::json similarity_kept(const Transformer& student,
                                const Transformer& teacher,
                                const SentenceBatch& batch) {
-  const at::Tensor ours = embed_sentences(student, batch),
-                   theirs = embed_sentences(teacher, batch);
+  const at::Tensor ours = embed_sentences(student, batch), theirs = embed_sentences(teacher, batch);
   const at::Tensor our_pairs = at::matmul(ours, ours.t()),
                    their_pairs = at::matmul(theirs, theirs.t());
   const std::int64_t count = ours.size(0);

@@ -1,8 +1,8 @@
 // Sentence embeddings without labels: which piece of a text follows which. Pieces of different
 // lengths, padded on the right, go through an encoder that sees both ways; their embedding is the
 // mean over tokens. Two neighbouring pieces must lie nearer to each other than to the other pieces
-// of the batch. It stands in for the tasks of GLUE, whose data and whose pretrained encoders are not
-// here.
+// of the batch. It stands in for the tasks of GLUE, whose data and whose pretrained encoders are
+// not here.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -58,8 +58,8 @@ struct Study {
                              std::string paper,
                              std::string ours,
                              const std::vector<bool>& holds);
-// That the first of two is lower: reproduced where its highest seed is below the other's lowest, not
-// where its lowest is above or at the other's highest, undecided where the ranges overlap.
+// That the first of two is lower: reproduced where its highest seed is below the other's lowest,
+// not where its lowest is above or at the other's highest, undecided where the ranges overlap.
 [[nodiscard]] Claim order_claim(std::string claim,
                                 std::string paper,
                                 std::string ours,

@@ -53,7 +53,8 @@ Transformer::Transformer(const TransformerOptions& options)
   const double head_deviation = 1 / std::sqrt(static_cast<double>(M));
   const double embedding_deviation = options.tied_head ? head_deviation : kEmbeddingDeviation;
   embedding_ = drawn("embedding", options.vocab_size, M, embedding_deviation);
-  // Half of the embedding's, as GPT-2's; as large a one as without a tied head would hide the tokens.
+  // Half of the embedding's, as GPT-2's; as large a one as without a tied head would hide the
+  // tokens.
   if (options.positions == Positions::kLearned)
     positions_ = drawn("positions", options.max_positions, M, embedding_deviation / 2);
   for (std::int64_t l = 0; l < options.num_layers; ++l) layers_.push_back(make_layer(l));
@@ -94,11 +95,11 @@ void Transformer::add_map(Layer& layer, const std::string& name, std::uint64_t s
   const bool has_weight = spec.map == Map::kHedgehog || spec.trained_map;
   if (has_weight) {  // Hedgehog's starts as the identity (000), T2R's at random
     const double deviation = 1 / std::sqrt(static_cast<double>(D));
-    layer.map.weight = trained(
-        name + "map.weight",
-        spec.map == Map::kHedgehog
-            ? at::eye(D).repeat({H, 1, 1})
-            : at::randn({H, D, D}, generator_, at::TensorOptions()).mul_(deviation));
+    layer.map.weight =
+        trained(name + "map.weight",
+                spec.map == Map::kHedgehog
+                    ? at::eye(D).repeat({H, 1, 1})
+                    : at::randn({H, D, D}, generator_, at::TensorOptions()).mul_(deviation));
     layer.map.bias = trained(name + "map.bias", at::zeros({H, D}));
   }
   if (spec.map == Map::kFavor || spec.map == Map::kRandomTaylor)
@@ -170,8 +171,7 @@ std::vector<at::Tensor> Transformer::parameters() const {
 std::vector<at::Tensor> Transformer::map_parameters() const {
   std::vector<at::Tensor> all;
   for (const Layer& layer : layers_) {
-    if (layer.map.weight.defined())
-      all.insert(all.end(), {layer.map.weight, layer.map.bias});
+    if (layer.map.weight.defined()) all.insert(all.end(), {layer.map.weight, layer.map.bias});
   }
   return all;
 }

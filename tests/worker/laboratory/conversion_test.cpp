@@ -1,5 +1,7 @@
 // What the conversions rest on (maps that are distilled, weights that are copied, sentences with
 // padding), the verdict of an order, and the leak that is refused.
+#include "worker/laboratory/studies/conversion.hpp"
+
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <gmock/gmock.h>
@@ -9,7 +11,6 @@
 
 #include "storage/base/error.hpp"
 #include "worker/laboratory/sentence_task.hpp"
-#include "worker/laboratory/studies/conversion.hpp"
 
 namespace hedgerow::worker::laboratory {
 namespace {
@@ -46,18 +47,19 @@ LanguageText text_of(const at::Tensor& bytes) {
           .held_out = bytes.narrow(0, bytes.numel() - held, held)};
 }
 
-// Catches: a parameter that is not copied, and one that is drawn from what the map has drawn before.
+// Catches: a parameter that is not copied, and one that is drawn from what the map has drawn
+// before.
 TEST(Conversion, ACopyOfTheTeacherHasItsLogits) {
   const Transformer teacher(tiny({}));
   TransformerOptions options = tiny({});
   options.seed = 5;
   const Transformer student(options);
   const at::Tensor ids = ids_of(1, 2, 9);
-  EXPECT_FALSE(
-      at::equal(student.logits(student.hidden(ids)), teacher.logits(teacher.hidden(ids))));
+  EXPECT_FALSE(at::equal(student.logits(student.hidden(ids)), teacher.logits(teacher.hidden(ids))));
   student.copy_from(teacher);
   EXPECT_TRUE(at::equal(student.logits(student.hidden(ids)), teacher.logits(teacher.hidden(ids))));
-  EXPECT_THAT(usage_error_of([&] { student.assign("layer.9.qkv", ids); }), HasSubstr("layer.9.qkv"));
+  EXPECT_THAT(usage_error_of([&] { student.assign("layer.9.qkv", ids); }),
+              HasSubstr("layer.9.qkv"));
 }
 
 // Catches: a distillation that trains the teacher's weights, or whose loss does not reach the maps.
@@ -83,7 +85,8 @@ TEST(Conversion, DistillationTrainsTheMapsAlone) {
       };
       task.score = [&](const Transformer& m) { return m.map_loss(ids, mask).item<double>(); };
       task.parameters = [](const Transformer& m) { return m.map_parameters(); };
-      const Trial trial = train(model, task, {.steps = 20, .learning_rate = 1e-2, .warmup_steps = 1});
+      const Trial trial =
+          train(model, task, {.steps = 20, .learning_rate = 1e-2, .warmup_steps = 1});
       EXPECT_LT(trial.final_score(), trial.curve.front().score) << conversion.attention.name;
     }
   }

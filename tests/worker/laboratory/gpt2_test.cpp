@@ -1,4 +1,6 @@
 // The laboratory's GPT-2 against transformers' own, with random weights that Python writes.
+#include "worker/laboratory/gpt2.hpp"
+
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <unistd.h>
@@ -9,7 +11,6 @@
 
 #include "storage/base/error.hpp"
 #include "storage/tensors/safetensors.hpp"
-#include "worker/laboratory/gpt2_weights.hpp"
 #include "worker/model/tensor_bytes.hpp"
 
 namespace hedgerow::worker::laboratory {
@@ -37,16 +38,24 @@ class Folder {
 fs::path venv_python() {
   const char* cache = std::getenv("HEDGEROW_CACHE");
   const char* home = std::getenv("HOME");
-  const fs::path root = cache != nullptr ? fs::path(cache)
-                                         : fs::path(home != nullptr ? home : "") / ".cache/hedgerow";
+  const fs::path root = cache != nullptr
+                            ? fs::path(cache)
+                            : fs::path(home != nullptr ? home : "") / ".cache/hedgerow";
   return root / "venv/bin/python";
+}
+
+void load_gpt2(const Transformer& model, const fs::path& path) {
+  const storage::SafetensorsFile file(path);
+  for (const Gpt2Name& name : gpt2_names(model.options().num_layers))
+    model.assign(name.ours, to_tensor(file.at(name.theirs)));
 }
 
 // Catches: a bias that is left out, the exact GELU, another epsilon, q, k and v in another order.
 TEST(Gpt2, LogitsEqualThoseOfTransformers) {
   const fs::path python = venv_python();
   if (!fs::exists(python))
-    GTEST_SKIP() << "no Python with transformers at " << python << "; deploy/setup --tests makes it";
+    GTEST_SKIP() << "no Python with transformers at " << python
+                 << "; deploy/setup --tests makes it";
   const Folder folder;
   const std::string script =
       std::string(HEDGEROW_SOURCE_DIR) + "/tests/worker/laboratory/gpt2_logits.py";

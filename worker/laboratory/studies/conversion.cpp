@@ -90,8 +90,7 @@ nlohmann::json row_of_conversion(const std::string& name,
 
 std::vector<double> ConversionResult::final_scores(std::size_t conversion) const {
   std::vector<double> scores;
-  for (const Converted& done : converted[conversion])
-    scores.push_back(done.finetune.final_score());
+  for (const Converted& done : converted[conversion]) scores.push_back(done.finetune.final_score());
   return scores;
 }
 
@@ -128,8 +127,8 @@ ConversionResult convert(const ConversionPlan& plan,
     model.seed += seed;
     const Transformer teacher(model);
     const auto steps = static_cast<double>(plan.teacher.steps);
-    result.teachers[seed] = train(
-        teacher, plan.task, of_seed(plan.teacher, kTeacherBatches, seed), [&](double share) {
+    result.teachers[seed] =
+        train(teacher, plan.task, of_seed(plan.teacher, kTeacherBatches, seed), [&](double share) {
           progress.report(seed, share * steps / all, "teacher");
           return true;
         });

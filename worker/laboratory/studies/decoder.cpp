@@ -7,7 +7,7 @@
 #include <cmath>
 #include <cstdio>
 
-#include "worker/laboratory/gpt2_weights.hpp"
+#include "worker/laboratory/gpt2.hpp"
 #include "worker/laboratory/language_task.hpp"
 #include "worker/laboratory/studies/conversion.hpp"
 #include "worker/laboratory/studies/studies.hpp"
@@ -15,8 +15,9 @@
 namespace hedgerow::worker::laboratory {
 namespace {
 
-// The teacher has the 400 steps of the other studies and 600 more: after 400, with learned positions,
-// softmax was at 2.49 nats a byte, where rotary ones have 2.04, so attention was hardly used yet.
+// The teacher has the 400 steps of the other studies and 600 more: after 400, with learned
+// positions, softmax was at 2.49 nats a byte, where rotary ones have 2.04, so attention was hardly
+// used yet.
 constexpr int kDecoderSeeds = 3;
 constexpr std::int64_t kWidth = 64, kLayers = 2, kHeadCount = 4;
 
@@ -72,11 +73,8 @@ StudyResult run_decoder(const StudyOptions& options) {
                  .weight_decay = 0,
                  .warmup_steps = 10,
                  .score_every = 50};
-  plan.finetune = {.steps = 150,
-                   .batch_size = 16,
-                   .learning_rate = 6e-4,
-                   .warmup_steps = 10,
-                   .score_every = 50};
+  plan.finetune = {
+      .steps = 150, .batch_size = 16, .learning_rate = 6e-4, .warmup_steps = 10, .score_every = 50};
   plan.task = language_task(text, language);
   plan.maps = byte_maps(text, language);
   const auto conversions = paper_conversions(/*causal=*/true);

@@ -46,11 +46,8 @@ ConversionPlan encoder_plan(const LanguageText& text) {
                  .weight_decay = 0,
                  .warmup_steps = 10,
                  .score_every = 50};
-  plan.finetune = {.steps = 100,
-                   .batch_size = 32,
-                   .learning_rate = 6e-4,
-                   .warmup_steps = 10,
-                   .score_every = 50};
+  plan.finetune = {
+      .steps = 100, .batch_size = 32, .learning_rate = 6e-4, .warmup_steps = 10, .score_every = 50};
   plan.task = sentence_task(text, sentences);
   plan.maps = sentence_maps(text, sentences);
   plan.compare = [compared](const Transformer& student, const Transformer& teacher) {
@@ -86,12 +83,12 @@ Claim better_claim(const std::string& claim,
 }  // namespace
 
 nlohmann::json published_encoder() {
-  return {{"model", "BERT-base"},
-          {"tasks", "GLUE"},
-          {"distil", {{"learning_rate", 1e-2}, {"weight_decay", 0}, {"epochs", 5}}},
-          {"finetune", {{"learning_rate", 1e-5}, {"schedule", "cosine"}}},
-          {"average",
-           {{"softmax", 83.3}, {"t2r", 74.0}, {"t2r_distilled", 77.9}, {"hedgehog", 82.7}}}};
+  return {
+      {"model", "BERT-base"},
+      {"tasks", "GLUE"},
+      {"distil", {{"learning_rate", 1e-2}, {"weight_decay", 0}, {"epochs", 5}}},
+      {"finetune", {{"learning_rate", 1e-5}, {"schedule", "cosine"}}},
+      {"average", {{"softmax", 83.3}, {"t2r", 74.0}, {"t2r_distilled", 77.9}, {"hedgehog", 82.7}}}};
 }
 
 StudyResult run_encoder(const StudyOptions& options) {

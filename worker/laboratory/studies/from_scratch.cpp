@@ -32,13 +32,13 @@ std::string perplexities(const std::vector<double>& values) {
 }  // namespace
 
 nlohmann::json published_from_scratch() {
-  return {{"text", "WikiText-103"},
-          {"parameters", 125000000},
-          {"length", 1024},
-          {"learning_rate", 6e-4},
-          {"weight_decay", 0.01},
-          {"perplexity",
-           {{"softmax", 18.6}, {"hedgehog", 20.8}, {"elu", 25.6}, {"performer", 26.8}}}};
+  return {
+      {"text", "WikiText-103"},
+      {"parameters", 125000000},
+      {"length", 1024},
+      {"learning_rate", 6e-4},
+      {"weight_decay", 0.01},
+      {"perplexity", {{"softmax", 18.6}, {"hedgehog", 20.8}, {"elu", 25.6}, {"performer", 26.8}}}};
 }
 
 StudyResult run_from_scratch(const StudyOptions& options) {
@@ -71,31 +71,30 @@ StudyResult run_from_scratch(const StudyOptions& options) {
   const std::string softmax = perplexities(found[kSoftmaxRun]),
                     hedgehog = perplexities(found[kHedgehogRun]),
                     elu = perplexities(found[kEluRun]);
-  study.claims = {
-      order_claim("softmax has the lowest perplexity",
-                  "18.6; next 20.8",
-                  softmax + "; next " + perplexities(others_best),
-                  found[kSoftmaxRun],
-                  others_best),
-      order_claim("Hedgehog is behind softmax",
-                  "20.8 over 18.6",
-                  hedgehog + " over " + softmax,
-                  found[kSoftmaxRun],
-                  found[kHedgehogRun]),
-      order_claim("Hedgehog is before 1 + ELU",
-                  "20.8 under 25.6",
-                  hedgehog + " under " + elu,
-                  found[kHedgehogRun],
-                  found[kEluRun]),
-      order_claim("1 + ELU is before Performer",
-                  "25.6 under 26.8",
-                  elu + " under " + perplexities(found[kPerformerRun]),
-                  found[kEluRun],
-                  found[kPerformerRun]),
-      claim_of("Hedgehog closes half of the gap from 1 + ELU to softmax",
-               percent(kPaperGap),
-               percent(mean(shares)),
-               closes_half)};
+  study.claims = {order_claim("softmax has the lowest perplexity",
+                              "18.6; next 20.8",
+                              softmax + "; next " + perplexities(others_best),
+                              found[kSoftmaxRun],
+                              others_best),
+                  order_claim("Hedgehog is behind softmax",
+                              "20.8 over 18.6",
+                              hedgehog + " over " + softmax,
+                              found[kSoftmaxRun],
+                              found[kHedgehogRun]),
+                  order_claim("Hedgehog is before 1 + ELU",
+                              "20.8 under 25.6",
+                              hedgehog + " under " + elu,
+                              found[kHedgehogRun],
+                              found[kEluRun]),
+                  order_claim("1 + ELU is before Performer",
+                              "25.6 under 26.8",
+                              elu + " under " + perplexities(found[kPerformerRun]),
+                              found[kEluRun],
+                              found[kPerformerRun]),
+                  claim_of("Hedgehog closes half of the gap from 1 + ELU to softmax",
+                           percent(kPaperGap),
+                           percent(mean(shares)),
+                           closes_half)};
   return done.study;
 }
 

@@ -1,5 +1,5 @@
-// What the studies that train a language model share: a small language model, its training, and how far each attention
-// ends above softmax.
+// What the studies that train a language model share: a small language model, its training, and how
+// far each attention ends above softmax.
 #pragma once
 
 #include <string>

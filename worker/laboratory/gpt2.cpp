@@ -1,16 +1,13 @@
-#include "worker/laboratory/gpt2_weights.hpp"
+#include "worker/laboratory/gpt2.hpp"
 
 #include <array>
 #include <string>
 #include <utility>
 
-#include "storage/tensors/safetensors.hpp"
-#include "worker/model/tensor_bytes.hpp"
-
 namespace hedgerow::worker::laboratory {
 namespace {
 
-// Ours, theirs; transformers' Conv1D is [in, out], as ours.
+// Ours, theirs.
 constexpr std::array<std::pair<const char*, const char*>, 4> kModelNames{{
     {"embedding", "transformer.wte.weight"},
     {"positions", "transformer.wpe.weight"},
@@ -55,14 +52,15 @@ TransformerOptions gpt2_options(std::int64_t vocab_size,
   return options;
 }
 
-void load_gpt2(const Transformer& model, const std::filesystem::path& path) {
-  const storage::SafetensorsFile file(path);
-  for (const auto& [ours, theirs] : kModelNames) model.assign(ours, to_tensor(file.at(theirs)));
-  for (std::int64_t layer = 0; layer < model.options().num_layers; ++layer) {
+std::vector<Gpt2Name> gpt2_names(std::int64_t num_layers) {
+  std::vector<Gpt2Name> names;
+  for (const auto& [ours, theirs] : kModelNames) names.push_back({ours, theirs});
+  for (std::int64_t layer = 0; layer < num_layers; ++layer) {
     const std::string number = std::to_string(layer) + ".";
     for (const auto& [ours, theirs] : kLayerNames)
-      model.assign("layer." + number + ours, to_tensor(file.at("transformer.h." + number + theirs)));
+      names.push_back({"layer." + number + ours, "transformer.h." + number + theirs});
   }
+  return names;
 }
 
 }  // namespace hedgerow::worker::laboratory
