@@ -74,6 +74,8 @@ void AttentionSpec::validate() const {
            std::string(to_string(map)) +
                " has negative features, whose sum may be 0; choose another map, or denominator "
                "length or none");
+  if (trained_map && map != Map::kRelu && map != Map::kEluPlusOne)
+    refuse(*this, "trained_map", "only ReLU and 1 + ELU have one beside their formula");
   const bool is_random = map == Map::kFavor || map == Map::kRandomTaylor;
   if (is_random && num_features < 1)
     refuse(*this, "num_features", "expected at least 1, found " + std::to_string(num_features));

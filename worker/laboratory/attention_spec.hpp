@@ -45,6 +45,7 @@ struct AttentionSpec {
   double temperature = 1;         // t of kExp
   bool negation = true;           // kHedgehog: features of z and of -z
   bool feature_softmax = true;    // kHedgehog: softmax over the features (000 eq. 4), else e^z
+  bool trained_map = false;       // kRelu, kEluPlusOne: of x W + b, drawn (T2R's with kRelu)
   std::int64_t num_features = 0;  // of kFavor and kRandomTaylor
   bool orthogonal = false;        // their directions, in blocks of D
   bool scale_by_width = false;    // 001 as printed: q and k each by D^-1/2, so that s = q.k / D

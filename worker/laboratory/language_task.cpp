@@ -29,6 +29,20 @@ at::Tensor loss_of(const Transformer& model, const at::Tensor& sequences) {
                                 sequences.narrow(1, 1, T).flatten());
 }
 
+at::Tensor random_begins(const at::Tensor& text,
+                         std::int64_t count,
+                         std::int64_t length,
+                         at::Generator& generator) {
+  return at::randint(0, text.numel() - length, {count}, generator, at::TensorOptions(at::kLong));
+}
+
+// At even distances.
+at::Tensor score_begins(const at::Tensor& text, const LanguageOptions& options) {
+  const std::int64_t room = text.numel() - options.length - 1;
+  const std::int64_t count = std::min(options.score_sequences, room + 1);
+  return at::arange(count, at::kLong).mul(std::max<std::int64_t>(1, room / count));
+}
+
 void check_layout(const Transformer& model, const LanguageOptions& options) {
   if (!model.options().attention.causal && !options.is_demonstration)
     throw Error(ErrorKind::kUsage,
@@ -62,25 +76,32 @@ LanguageText read_language(const std::filesystem::path& path, const LanguageOpti
           .held_out = all.narrow(0, all.numel() - held, held)};
 }
 
+at::Tensor draw_bytes(const at::Tensor& text,
+                      std::int64_t batch_size,
+                      const LanguageOptions& options,
+                      at::Generator& generator) {
+  const at::Tensor begins = random_begins(text, batch_size, options.length, generator);
+  return sequences_at(text, begins, options.length).narrow(1, 0, options.length);
+}
+
+at::Tensor even_bytes(const at::Tensor& text, const LanguageOptions& options) {
+  return sequences_at(text, score_begins(text, options), options.length)
+      .narrow(1, 0, options.length);
+}
+
 TrainingTask language_task(const LanguageText& text, const LanguageOptions& options) {
   const auto loss = [=](const Transformer& model,
                         std::int64_t,
                         std::int64_t batch_size,
                         at::Generator& generator) {
     check_layout(model, options);
-    const at::Tensor begins = at::randint(0,
-                                          text.train.numel() - options.length,
-                                          {batch_size},
-                                          generator,
-                                          at::TensorOptions(at::kLong));
+    const at::Tensor begins = random_begins(text.train, batch_size, options.length, generator);
     return loss_of(model, sequences_at(text.train, begins, options.length));
   };
   const auto score = [=](const Transformer& model) {
     check_layout(model, options);
-    const std::int64_t room = text.held_out.numel() - options.length - 1;
-    const std::int64_t count = std::min(options.score_sequences, room + 1);
-    const at::Tensor begins =
-        at::arange(count, at::kLong).mul(std::max<std::int64_t>(1, room / count));
+    const at::Tensor begins = score_begins(text.held_out, options);
+    const std::int64_t count = begins.numel();
     double value = 0;
     for (std::int64_t b = 0; b < count; b += kScoreRows) {
       const at::Tensor rows = begins.narrow(0, b, std::min(kScoreRows, count - b));

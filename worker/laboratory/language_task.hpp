@@ -33,6 +33,13 @@ struct LanguageText {
 // target.
 [[nodiscard]] TrainingTask language_task(const LanguageText& text, const LanguageOptions& options);
 
+// Inputs without their targets, int64 [B, length]: at random places, and of the scores.
+[[nodiscard]] at::Tensor draw_bytes(const at::Tensor& text,
+                                    std::int64_t batch_size,
+                                    const LanguageOptions& options,
+                                    at::Generator& generator);
+[[nodiscard]] at::Tensor even_bytes(const at::Tensor& text, const LanguageOptions& options);
+
 inline constexpr std::int64_t kNumBytes = 256;  // the vocabulary
 inline constexpr double kLowestPerplexity = 2;  // a byte; far below what a small model gets to
 

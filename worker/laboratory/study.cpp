@@ -77,6 +77,22 @@ Claim claim_of(std::string claim,
           .num_seeds = holds.size()};
 }
 
+Claim order_claim(std::string claim,
+                  std::string paper,
+                  std::string ours,
+                  const std::vector<double>& lower,
+                  const std::vector<double>& higher) {
+  Claim result{.claim = std::move(claim),
+               .paper = std::move(paper),
+               .ours = std::move(ours),
+               .verdict = Verdict::kUndecided,
+               .num_seeds = lower.size()};
+  if (lower.empty() || higher.empty()) return result;
+  if (std::ranges::max(lower) < std::ranges::min(higher)) result.verdict = Verdict::kReproduced;
+  if (std::ranges::min(lower) >= std::ranges::max(higher)) result.verdict = Verdict::kNot;
+  return result;
+}
+
 nlohmann::json to_json(const Study& study, const StudyResult& result) {
   nlohmann::json claims = nlohmann::json::array();
   for (const Claim& claim : result.claims)
@@ -119,8 +135,6 @@ std::vector<TrialResult> run_trials(
   std::vector<double> shares(num_trials, 0.0);
   std::vector<std::size_t> num_done(plans.size(), 0);
   std::mutex mutex;  // of all below that threads write, and of the callbacks
-  std::exception_ptr failure;
-  std::atomic<std::size_t> next{0};
   const auto report = [&](std::size_t trial, double share, const std::string& name) {
     const std::lock_guard lock(mutex);
     shares[trial] = share;
@@ -128,7 +142,7 @@ std::vector<TrialResult> run_trials(
       options.progress(
           std::accumulate(shares.begin(), shares.end(), 0.0) / static_cast<double>(num_trials),
           name);
-    return failure == nullptr;
+    return true;
   };
   const auto run_one = [&](std::size_t trial) {
     const std::size_t p = trial / seeds, s = trial % seeds;
@@ -144,23 +158,41 @@ std::vector<TrialResult> run_trials(
     const std::lock_guard lock(mutex);
     if (++num_done[p] == seeds && on_done) on_done(p, results[p]);
   };
+  in_threads(num_trials, options.num_threads, run_one);
+  return results;
+}
+
+void in_threads(std::size_t num_jobs,
+                int num_threads,
+                const std::function<void(std::size_t job)>& job) {
+  std::mutex mutex;
+  std::exception_ptr failure;
+  std::atomic<std::size_t> next{0};
   const auto work = [&] {
     at::set_num_threads(1);
     try {
-      for (std::size_t trial = next++; trial < num_trials; trial = next++) run_one(trial);
+      for (std::size_t j = next++; j < num_jobs; j = next++) job(j);
     } catch (...) {
       const std::lock_guard lock(mutex);
       if (!failure) failure = std::current_exception();
-      next = num_trials;
+      next = num_jobs;
     }
   };
   {
     std::vector<std::jthread> threads;
-    const auto wanted = static_cast<std::size_t>(std::max(1, options.num_threads));
-    for (std::size_t i = 0; i < std::min(num_trials, wanted); ++i) threads.emplace_back(work);
+    const auto wanted = static_cast<std::size_t>(std::max(1, num_threads));
+    for (std::size_t i = 0; i < std::min(num_jobs, wanted); ++i) threads.emplace_back(work);
   }
   if (failure) std::rethrow_exception(failure);
-  return results;
+}
+
+nlohmann::json curve_of(std::size_t seed, const Trial& trial) {
+  nlohmann::json points = nlohmann::json::array();
+  for (const CurvePoint& point : trial.curve) points.push_back({point.step, point.score});
+  return {{"seed", seed},
+          {"points", points},
+          {"is_finite", trial.is_finite},
+          {"seconds", trial.seconds}};
 }
 
 nlohmann::json curves_of(const std::vector<TrialPlan>& plans,
@@ -168,15 +200,8 @@ nlohmann::json curves_of(const std::vector<TrialPlan>& plans,
   nlohmann::json curves = nlohmann::json::object();
   for (std::size_t p = 0; p < plans.size(); ++p) {
     nlohmann::json& named = curves[plans[p].model.attention.name] = nlohmann::json::array();
-    for (std::size_t s = 0; s < results[p].seeds.size(); ++s) {
-      nlohmann::json points = nlohmann::json::array();
-      for (const CurvePoint& point : results[p].seeds[s].curve)
-        points.push_back({point.step, point.score});
-      named.push_back({{"seed", s},
-                       {"points", points},
-                       {"is_finite", results[p].seeds[s].is_finite},
-                       {"seconds", results[p].seeds[s].seconds}});
-    }
+    for (std::size_t s = 0; s < results[p].seeds.size(); ++s)
+      named.push_back(curve_of(s, results[p].seeds[s]));
   }
   return curves;
 }

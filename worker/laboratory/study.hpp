@@ -18,7 +18,8 @@ namespace hedgerow::worker::laboratory {
 struct StudyOptions {
   int num_seeds = 0;    // 0: as many as the study's own
   int num_threads = 1;  // trials at once, a core each
-  std::string text;     // a text file, of the studies that train a language model
+  std::string text;     // a text file, of the studies that train on one
+  std::vector<std::string> only;  // of `recall`: these attentions beside softmax; empty: all
   std::function<void(double share, const std::string& note)> progress;
   std::function<void(const nlohmann::json& row)> on_row;  // a row of the table as it comes
 };
@@ -57,6 +58,13 @@ struct Study {
                              std::string paper,
                              std::string ours,
                              const std::vector<bool>& holds);
+// That the first of two is lower: reproduced where its highest seed is below the other's lowest,
+// not where its lowest is above or at the other's highest, undecided where the ranges overlap.
+[[nodiscard]] Claim order_claim(std::string claim,
+                                std::string paper,
+                                std::string ours,
+                                const std::vector<double>& lower,
+                                const std::vector<double>& higher);
 [[nodiscard]] nlohmann::json to_json(const Study& study, const StudyResult& result);
 
 // Models to train, each over all seeds.
@@ -81,6 +89,14 @@ struct TrialResult {
     const StudyOptions& options,
     const std::function<void(std::size_t plan, const TrialResult&)>& on_done = {});
 
+// Runs job 0 to num_jobs - 1, so many at once, each with one thread of ATen; the first that throws
+// stops those that have not begun, and its exception is thrown here.
+void in_threads(std::size_t num_jobs,
+                int num_threads,
+                const std::function<void(std::size_t job)>& job);
+
+// One trial of a picture's curves.
+[[nodiscard]] nlohmann::json curve_of(std::size_t seed, const Trial& trial);
 [[nodiscard]] nlohmann::json curves_of(const std::vector<TrialPlan>& plans,
                                        const std::vector<TrialResult>& results);
 

@@ -45,7 +45,8 @@ Trial train(const Transformer& model,
             const std::function<bool(double)>& keep_on) {
   const auto begin = std::chrono::steady_clock::now();
   at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(options.seed);
-  AdamW optimizer(model.parameters(), {.weight_decay = options.weight_decay});
+  AdamW optimizer(task.parameters ? task.parameters(model) : model.parameters(),
+                  {.weight_decay = options.weight_decay});
   Trial trial;
   const auto score = [&](std::int64_t step) {
     const c10::NoGradGuard no_grad;

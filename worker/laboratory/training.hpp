@@ -53,6 +53,8 @@ struct TrainingTask {
       loss;
   // Without autograd, on data held out.
   std::function<double(const Transformer&)> score;
+  // What is trained; empty: all parameters.
+  std::function<std::vector<at::Tensor>(const Transformer&)> parameters = {};
 };
 
 // `keep_on` is asked every few steps with the share done; false ends the trial. A loss that is not

@@ -12,7 +12,7 @@
 namespace hedgerow::worker::laboratory {
 namespace {
 
-constexpr double kLayerEpsilon = 1e-6;
+constexpr double kWeightEpsilon = 1e-6;  // beside a weight in a logarithm: ReLU's may be 0
 constexpr double kRopeTheta = 10000.0;
 constexpr double kEmbeddingDeviation = 0.5;
 // Added to a seed of weights, so that random directions are not the first weights again.
@@ -51,77 +51,137 @@ Transformer::Transformer(const TransformerOptions& options)
   // A tied head reads normed states, whose products with it have deviation 1 then, so that training
   // begins near a loss of ln V.
   const double head_deviation = 1 / std::sqrt(static_cast<double>(M));
-  embedding_ =
-      drawn(options.vocab_size, M, options.tied_head ? head_deviation : kEmbeddingDeviation);
+  const double embedding_deviation = options.tied_head ? head_deviation : kEmbeddingDeviation;
+  embedding_ = drawn("embedding", options.vocab_size, M, embedding_deviation);
+  // Half of the embedding's, as GPT-2's; as large a one as without a tied head would hide the
+  // tokens.
   if (options.positions == Positions::kLearned)
-    positions_ = drawn(options.max_positions, M, kEmbeddingDeviation);
+    positions_ = drawn("positions", options.max_positions, M, embedding_deviation / 2);
   for (std::int64_t l = 0; l < options.num_layers; ++l) layers_.push_back(make_layer(l));
-  last_norm_ = trained(at::ones({M}));
-  if (options.norm == LayerNormKind::kLayer) last_norm_bias_ = trained(at::zeros({M}));
-  head_ = options.tied_head ? embedding_ : drawn(options.vocab_size, M, head_deviation);
+  last_norm_ = trained("last_norm", at::ones({M}));
+  if (options.norm == LayerNormKind::kLayer)
+    last_norm_bias_ = trained("last_norm_bias", at::zeros({M}));
+  head_ = options.tied_head ? embedding_ : drawn("head", options.vocab_size, M, head_deviation);
 }
 
-at::Tensor Transformer::trained(at::Tensor initial) {
+at::Tensor Transformer::trained(const std::string& name, at::Tensor initial) {
   initial.requires_grad_(true);
-  parameters_.push_back(initial);
+  named_.push_back({name, initial});
   return initial;
 }
 
-at::Tensor Transformer::drawn(std::int64_t rows, std::int64_t columns, double deviation) {
-  return trained(at::randn({rows, columns}, generator_, at::TensorOptions()).mul_(deviation));
+at::Tensor Transformer::drawn(const std::string& name,
+                              std::int64_t rows,
+                              std::int64_t columns,
+                              double deviation) {
+  return trained(name, at::randn({rows, columns}, generator_, at::TensorOptions()).mul_(deviation));
+}
+
+void Transformer::add_gates(Layer& layer, const std::string& name, double deviation) {
+  const std::int64_t M = options_.hidden_size, H = options_.num_heads;
+  if (layer.spec.input_gate) {
+    layer.input_gate = drawn(name + "input_gate", M, H, deviation);
+    layer.input_gate_bias = trained(name + "input_gate_bias", at::zeros({H}));
+  }
+  if (layer.spec.output_gate) {
+    layer.output_gate = drawn(name + "output_gate", M, H, deviation);
+    layer.output_gate_bias = trained(name + "output_gate_bias", at::zeros({H}));
+  }
+}
+
+void Transformer::add_map(Layer& layer, const std::string& name, std::uint64_t seed) {
+  const std::int64_t H = options_.num_heads, D = options_.hidden_size / H;
+  const AttentionSpec& spec = layer.spec;
+  const bool has_weight = spec.map == Map::kHedgehog || spec.trained_map;
+  if (has_weight) {  // Hedgehog's starts as the identity (000), T2R's at random
+    const double deviation = 1 / std::sqrt(static_cast<double>(D));
+    layer.map.weight =
+        trained(name + "map.weight",
+                spec.map == Map::kHedgehog
+                    ? at::eye(D).repeat({H, 1, 1})
+                    : at::randn({H, D, D}, generator_, at::TensorOptions()).mul_(deviation));
+    layer.map.bias = trained(name + "map.bias", at::zeros({H, D}));
+  }
+  if (spec.map == Map::kFavor || spec.map == Map::kRandomTaylor)
+    layer.map.omega =
+        draw_directions(D, spec.num_features, spec.orthogonal, seed, embedding_.detach());
 }
 
 Transformer::Layer Transformer::make_layer(std::int64_t index) {
-  const std::int64_t M = options_.hidden_size, H = options_.num_heads, D = M / H;
+  const std::int64_t M = options_.hidden_size;
   const double deviation = 1 / std::sqrt(static_cast<double>(M));
+  const std::string name = "layer." + std::to_string(index) + ".";
   Layer layer;
   layer.spec = options_.attention;
   if (!options_.layer_features.empty())
     layer.spec.num_features = options_.layer_features[static_cast<std::size_t>(index)];
-  layer.norm1 = trained(at::ones({M}));
-  layer.norm2 = trained(at::ones({M}));
+  layer.norm1 = trained(name + "norm1", at::ones({M}));
+  layer.norm2 = trained(name + "norm2", at::ones({M}));
   if (options_.norm == LayerNormKind::kLayer) {
-    layer.norm1_bias = trained(at::zeros({M}));
-    layer.norm2_bias = trained(at::zeros({M}));
+    layer.norm1_bias = trained(name + "norm1_bias", at::zeros({M}));
+    layer.norm2_bias = trained(name + "norm2_bias", at::zeros({M}));
   }
-  layer.qkv = drawn(M, 3 * M, deviation);
-  layer.out = drawn(M, M, deviation / std::sqrt(2.0 * static_cast<double>(options_.num_layers)));
-  layer.up = drawn(M, options_.mlp_size, deviation);
-  layer.up_bias = trained(at::zeros({options_.mlp_size}));
-  layer.down = drawn(options_.mlp_size,
+  const double branch = std::sqrt(2.0 * static_cast<double>(options_.num_layers));
+  layer.qkv = drawn(name + "qkv", M, 3 * M, deviation);
+  layer.out = drawn(name + "out", M, M, deviation / branch);
+  if (options_.projection_biases) {
+    layer.qkv_bias = trained(name + "qkv_bias", at::zeros({3 * M}));
+    layer.out_bias = trained(name + "out_bias", at::zeros({M}));
+  }
+  layer.up = drawn(name + "up", M, options_.mlp_size, deviation);
+  layer.up_bias = trained(name + "up_bias", at::zeros({options_.mlp_size}));
+  layer.down = drawn(name + "down",
+                     options_.mlp_size,
                      M,
-                     1 / std::sqrt(2.0 * static_cast<double>(options_.num_layers) *
-                                   static_cast<double>(options_.mlp_size)));
-  layer.down_bias = trained(at::zeros({M}));
-  const AttentionSpec& spec = layer.spec;
-  if (spec.input_gate) {
-    layer.input_gate = drawn(M, H, deviation);
-    layer.input_gate_bias = trained(at::zeros({H}));
-  }
-  if (spec.output_gate) {
-    layer.output_gate = drawn(M, H, deviation);
-    layer.output_gate_bias = trained(at::zeros({H}));
-  }
-  if (spec.map == Map::kHedgehog) {  // starts as the identity (000)
-    layer.map.weight = trained(at::eye(D).repeat({H, 1, 1}));
-    layer.map.bias = trained(at::zeros({H, D}));
-  }
-  if (spec.map == Map::kFavor || spec.map == Map::kRandomTaylor)
-    layer.map.omega =
-        draw_directions(D,
-                        spec.num_features,
-                        spec.orthogonal,
-                        options_.seed + kDirectionSeed + static_cast<std::uint64_t>(index),
-                        embedding_.detach());
+                     1 / (branch * std::sqrt(static_cast<double>(options_.mlp_size))));
+  layer.down_bias = trained(name + "down_bias", at::zeros({M}));
+  add_gates(layer, name, deviation);
+  add_map(layer, name, options_.seed + kDirectionSeed + static_cast<std::uint64_t>(index));
   return layer;
+}
+
+void Transformer::copy_from(const Transformer& other) const {
+  for (const Named& theirs : other.named_) {
+    for (const Named& ours : named_) {
+      if (ours.name == theirs.name) assign(ours.name, theirs.tensor.detach());
+    }
+  }
+}
+
+void Transformer::assign(std::string_view name, const at::Tensor& value) const {
+  const c10::NoGradGuard no_grad;
+  for (const Named& ours : named_) {
+    if (ours.name != name) continue;
+    if (!ours.tensor.sizes().equals(value.sizes()))
+      throw storage::Error(storage::ErrorKind::kUsage,
+                           "laboratory model, " + ours.name + ": another shape than the model's");
+    ours.tensor.detach().copy_(value);
+    return;
+  }
+  throw storage::Error(storage::ErrorKind::kUsage,
+                       "laboratory model, " + std::string(name) + ": no such parameter");
+}
+
+std::vector<at::Tensor> Transformer::parameters() const {
+  std::vector<at::Tensor> all;
+  for (const Named& parameter : named_) all.push_back(parameter.tensor);
+  return all;
+}
+
+std::vector<at::Tensor> Transformer::map_parameters() const {
+  std::vector<at::Tensor> all;
+  for (const Layer& layer : layers_) {
+    if (layer.map.weight.defined()) all.insert(all.end(), {layer.map.weight, layer.map.bias});
+  }
+  return all;
 }
 
 at::Tensor Transformer::norm(const at::Tensor& x,
                              const at::Tensor& weight,
                              const at::Tensor& bias) const {
   if (options_.norm == LayerNormKind::kLayer)
-    return at::layer_norm(x, {x.size(-1)}, weight, bias, kLayerEpsilon);
-  return x * (x.square().mean(-1, true) + kLayerEpsilon).rsqrt() * weight;
+    return at::layer_norm(x, {x.size(-1)}, weight, bias, options_.norm_epsilon);
+  return x * (x.square().mean(-1, true) + options_.norm_epsilon).rsqrt() * weight;
 }
 
 at::Tensor Transformer::embed(const at::Tensor& ids) const {
@@ -148,10 +208,11 @@ at::Tensor Transformer::rotate(const at::Tensor& x) const {
 at::Tensor Transformer::attention(const Layer& layer,
                                   const at::Tensor& x,
                                   const at::Tensor& is_token,
-                                  double* entropy) const {
+                                  const Probe& probe) const {
   const std::int64_t B = x.size(0), T = x.size(1), H = options_.num_heads;
-  const at::Tensor qkv =
-      at::matmul(x, layer.qkv).view({B, T, 3, H, x.size(2) / H}).permute({2, 0, 3, 1, 4});
+  at::Tensor projected = at::matmul(x, layer.qkv);
+  if (layer.qkv_bias.defined()) projected = projected + layer.qkv_bias;
+  const at::Tensor qkv = projected.view({B, T, 3, H, x.size(2) / H}).permute({2, 0, 3, 1, 4});
   AttentionParameters parameters = layer.map;
   parameters.is_token = is_token;
   const auto gate = [&](const at::Tensor& weight, const at::Tensor& bias) {
@@ -160,29 +221,55 @@ at::Tensor Transformer::attention(const Layer& layer,
   if (layer.spec.input_gate) parameters.input_gate = gate(layer.input_gate, layer.input_gate_bias);
   if (layer.spec.output_gate)
     parameters.output_gate = gate(layer.output_gate, layer.output_gate_bias);
-  const at::Tensor weights =
-      attention_weights(rotate(qkv[0]), rotate(qkv[1]), layer.spec, parameters);
-  if (entropy != nullptr) *entropy += mean_entropy(weights);
+  const at::Tensor q = rotate(qkv[0]), k = rotate(qkv[1]);
+  const at::Tensor weights = probe.map_loss != nullptr
+                                 ? add_map_loss(layer, q, k, parameters, *probe.map_loss)
+                                 : attention_weights(q, k, layer.spec, parameters);
+  if (probe.entropy != nullptr) *probe.entropy += mean_entropy(weights);
   const at::Tensor y = apply_norm(layer.spec.norm, at::matmul(weights, qkv[2]));
-  return at::matmul(y.transpose(1, 2).reshape({B, T, x.size(2)}), layer.out);
+  const at::Tensor out = at::matmul(y.transpose(1, 2).reshape({B, T, x.size(2)}), layer.out);
+  return layer.out_bias.defined() ? out + layer.out_bias : out;
+}
+
+at::Tensor Transformer::add_map_loss(const Layer& layer,
+                                     const at::Tensor& q,
+                                     const at::Tensor& k,
+                                     const AttentionParameters& parameters,
+                                     at::Tensor& sum) const {
+  AttentionSpec softmax;
+  softmax.causal = layer.spec.causal;
+  AttentionParameters mask;
+  mask.is_token = parameters.is_token;
+  at::Tensor wanted = attention_weights(q, k, softmax, mask);
+  const c10::AutoGradMode with_grad(true);
+  const at::Tensor found = attention_weights(q, k, layer.spec, parameters);
+  at::Tensor rows = -(wanted * (found + kWeightEpsilon).log()).sum(-1);  // [B, H, T]
+  if (mask.is_token.defined()) {
+    const at::Tensor counts = mask.is_token.unsqueeze(1).to(rows.scalar_type()).expand_as(rows);
+    sum = sum + (rows * counts).sum() / counts.sum();
+  } else {
+    sum = sum + rows.mean();
+  }
+  return wanted;
 }
 
 at::Tensor Transformer::run(const at::Tensor& ids,
                             const at::Tensor& is_token,
-                            double* entropy) const {
-  const auto mlp = [](const Layer& layer, const at::Tensor& x) {
+                            const Probe& probe) const {
+  const char* gelu = options_.tanh_gelu ? "tanh" : "none";
+  const auto mlp = [gelu](const Layer& layer, const at::Tensor& x) {
     return at::addmm(layer.down_bias,
-                     at::gelu(at::addmm(layer.up_bias, x.flatten(0, 1), layer.up)),
+                     at::gelu(at::addmm(layer.up_bias, x.flatten(0, 1), layer.up), gelu),
                      layer.down)
         .view(x.sizes());
   };
   at::Tensor x = embed(ids);
   for (const Layer& layer : layers_) {
     if (options_.norm_first) {
-      x = x + attention(layer, norm(x, layer.norm1, layer.norm1_bias), is_token, entropy);
+      x = x + attention(layer, norm(x, layer.norm1, layer.norm1_bias), is_token, probe);
       x = x + mlp(layer, norm(x, layer.norm2, layer.norm2_bias));
     } else {
-      x = norm(x + attention(layer, x, is_token, entropy), layer.norm1, layer.norm1_bias);
+      x = norm(x + attention(layer, x, is_token, probe), layer.norm1, layer.norm1_bias);
       x = norm(x + mlp(layer, x), layer.norm2, layer.norm2_bias);
     }
   }
@@ -190,7 +277,7 @@ at::Tensor Transformer::run(const at::Tensor& ids,
 }
 
 at::Tensor Transformer::hidden(const at::Tensor& ids, const at::Tensor& is_token) const {
-  return run(ids, is_token, nullptr);
+  return run(ids, is_token, {});
 }
 
 at::Tensor Transformer::logits(const at::Tensor& hidden) const {
@@ -200,13 +287,26 @@ at::Tensor Transformer::logits(const at::Tensor& hidden) const {
 double Transformer::entropy(const at::Tensor& ids) const {
   const c10::NoGradGuard no_grad;
   double sum = 0;
-  (void)run(ids, {}, &sum);
+  (void)run(ids, {}, {.entropy = &sum, .map_loss = nullptr});
+  return sum / static_cast<double>(layers_.size());
+}
+
+at::Tensor Transformer::map_loss(const at::Tensor& ids, const at::Tensor& is_token) const {
+  expect(options_.attention.denominator == Denominator::kSum &&
+             options_.attention.score == Score::kProduct,
+         "attention",
+         "maps are distilled into weights that are positive and sum to 1");
+  at::Tensor sum = at::zeros({}, embedding_.options().requires_grad(false));
+  {
+    const c10::NoGradGuard no_grad;
+    (void)run(ids, is_token, {.entropy = nullptr, .map_loss = &sum});
+  }
   return sum / static_cast<double>(layers_.size());
 }
 
 std::int64_t Transformer::num_parameters() const {
   std::int64_t count = 0;
-  for (const at::Tensor& parameter : parameters_) count += parameter.numel();
+  for (const Named& parameter : named_) count += parameter.tensor.numel();
   return count;
 }
 

@@ -86,18 +86,21 @@ ExitCode print_variants(const storage::RunLayout& layout,
               ": its recipe has no [[variants]]; 'hedgerow init --study' "
               "writes a recipe with eight");
   if (all.empty()) terminal.say("no block of its transfer is done yet");
-  std::map<std::string, WholeJob> jobs;
+  VariantColumn hours{.title = "GPU-hours of all", .cells = {}},
+      times{.title = "time of all", .cells = {}};
   nlohmann::json rows = to_json(all);
   for (nlohmann::json& row : rows) {
     const std::string name = row["variant"];
     if (const auto job = planned_whole_job(layout, recipe, name)) {
-      jobs[name] = *job;
+      times.cells[name] = duration_text(job->seconds);
+      if (job->gpu_hours > 0.0) hours.cells[name] = number_text(job->gpu_hours, 3);
       row["whole_job"] = {
           {"seconds", job->seconds}, {"gpu_hours", job->gpu_hours}, {"cost", job->cost}};
     }
   }
   if (terminal.options().json) terminal.print_json({{"variants", rows}});
-  for (const std::string& line : variant_lines(all, terminal.answer_width(), jobs))
+  const VariantColumn& whole = hours.cells.empty() ? times : hours;
+  for (const std::string& line : variant_lines(all, terminal.answer_width(), whole))
     terminal.print(line);
   if (plot.empty()) return ExitCode::kOk;
   const std::filesystem::path file = plot + ".json";

@@ -20,7 +20,7 @@ std::string spread_text(const Spread& spread, double scale = 1.0) {
 
 std::vector<std::string> variant_lines(const std::vector<VariantFigures>& variants,
                                        int width,
-                                       const std::map<std::string, WholeJob>& jobs) {
+                                       const VariantColumn& more) {
   if (variants.empty()) return {};
   constexpr double kMilliseconds = 1e3;
   Table table;
@@ -31,10 +31,7 @@ std::vector<std::string> variant_lines(const std::vector<VariantFigures>& varian
     table.column("gap closed: " + text, text == storage::kValidation ? 7 : 6, true)
         .column("KL: " + text, 4, true);
   table.column("state", 5, true).column("ms a step", 3, true);
-  const bool has_gpus = std::ranges::any_of(
-      jobs, [](const auto& job) { return job.second.gpu_hours > 0.0; });
-  if (!jobs.empty()) table.column(has_gpus ? "GPU-hours of all" : "time of all", 5, true);
-  std::vector<std::string> lines;
+  if (!more.cells.empty()) table.column(more.title, 5, true);
   for (const VariantFigures& figures : variants) {
     std::vector<std::string> cells{(figures.is_on_front ? "* " : "  ") + figures.name,
                                    std::to_string(figures.seeds),
@@ -48,11 +45,9 @@ std::vector<std::string> variant_lines(const std::vector<VariantFigures>& varian
                         ? bytes_text(static_cast<std::uint64_t>(figures.state_bytes))
                         : "-");
     cells.push_back(spread_text(figures.seconds_per_step, kMilliseconds));
-    if (const auto job = jobs.find(figures.name); job != jobs.end()) {
-      cells.push_back(has_gpus ? number_text(job->second.gpu_hours, 3)
-                               : duration_text(job->second.seconds));
-    } else if (!jobs.empty()) {
-      cells.emplace_back("-");
+    if (!more.cells.empty()) {
+      const auto cell = more.cells.find(figures.name);
+      cells.push_back(cell != more.cells.end() ? cell->second : "-");
     }
     table.row(std::move(cells));
   }

@@ -5,16 +5,20 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/cli/run/whole_job.hpp"
 #include "coordinator/status/variants.hpp"
 
 namespace hedgerow::coordinator::cli {
 
-// A row a variant, the smallest KL first; * stands before those on the front of bytes and KL. What
-// the whole jobs take is a column where `jobs`, by variant, has any. Empty: there are no variants.
-[[nodiscard]] std::vector<std::string> variant_lines(
-    const std::vector<VariantFigures>& variants,
-    int width,
-    const std::map<std::string, WholeJob>& jobs = {});
+// One more column: what stands there by variant.
+struct VariantColumn {
+  std::string title;
+  std::map<std::string, std::string> cells;
+};
+
+// A row a variant, the smallest KL first; * stands before those on the front of bytes and KL.
+// Empty: there are no variants.
+[[nodiscard]] std::vector<std::string> variant_lines(const std::vector<VariantFigures>& variants,
+                                                     int width,
+                                                     const VariantColumn& more = {});
 
 }  // namespace hedgerow::coordinator::cli

@@ -5,9 +5,11 @@
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 
+#include <numbers>
 #include <span>
 #include <vector>
 
+#include "kernels/hybrid_attention.hpp"
 #include "kernels/plain/attention.hpp"
 #include "storage/base/error.hpp"
 #include "worker/laboratory/transformer.hpp"
@@ -224,6 +226,131 @@ TEST(ScoreAttention, DenominatorsAndNormsAreTheirFormulas) {
   expect_near(attention_weights(in.q, in.k, spec), s.clamp_max(0.5).exp().tril(), "clamp");
 }
 
+TEST(ScoreAttention, RmsAndLayerNormsAreOverTheColumnsOfAHead) {
+  const Inputs in;
+  AttentionSpec spec;
+  const at::Tensor s = at::matmul(in.q, in.k.transpose(-1, -2)) / 2.0;
+  const at::Tensor e = s.exp().tril();
+  const at::Tensor y = at::matmul(e / e.sum(-1, true), in.v);
+  constexpr double kEpsilon = 1e-6;
+  spec.norm = OutputNorm::kRms;
+  const at::Tensor squares = y.square().sum(-1, true) / static_cast<double>(E);
+  expect_near(score_attention(in.q, in.k, in.v, spec), y / (squares + kEpsilon).sqrt(), "RMS");
+  spec.norm = OutputNorm::kLayer;
+  const at::Tensor centred = y - y.sum(-1, true) / static_cast<double>(E);
+  const at::Tensor variance = centred.square().sum(-1, true) / static_cast<double>(E);
+  expect_near(
+      score_attention(in.q, in.k, in.v, spec), centred / (variance + kEpsilon).sqrt(), "Layer");
+}
+
+// Catches: gates with their names the other way round, as 004's appendix E has them.
+TEST_P(BothWays, GatesAreOfKeysBeforeTheSumAndOfQueriesBehindIt) {
+  const Inputs in;
+  AttentionSpec spec;
+  spec.causal = GetParam();
+  spec.denominator = Denominator::kLength;
+  spec.input_gate = spec.output_gate = true;
+  AttentionParameters parameters;
+  parameters.input_gate = at::rand({1, H, T}, in.q.options());
+  parameters.output_gate = at::rand({1, H, T}, in.q.options());
+  const at::Tensor found = score_attention(in.q, in.k, in.v, spec, parameters);
+  at::Tensor expected = at::zeros_like(in.v);
+  for (std::int64_t h = 0; h < H; ++h) {
+    for (std::int64_t t = 0; t < T; ++t) {
+      const std::int64_t seen = spec.causal ? t + 1 : T;
+      at::Tensor y = expected[0][h][t];
+      for (std::int64_t j = 0; j < seen; ++j)
+        y += (in.q[0][h][t].dot(in.k[0][h][j]) / 2.0).exp() * parameters.input_gate[0][h][j] *
+             in.v[0][h][j];
+      y *= parameters.output_gate[0][h][t] / static_cast<double>(seen);
+    }
+  }
+  expect_near(found, expected, "gates");
+  parameters.input_gate = at::Tensor();
+  EXPECT_THROW((void)score_attention(in.q, in.k, in.v, spec, parameters), storage::Error);
+}
+
+TEST_P(BothWays, CosFormerWeighsByTheCosineOfTheDistance) {
+  const Inputs in;
+  AttentionSpec spec;
+  spec.score = Score::kProduct;
+  spec.map = Map::kCosFormer;
+  spec.causal = GetParam();
+  const at::Tensor place = at::arange(T, in.q.options());
+  const at::Tensor distance = place.unsqueeze(1) - place;
+  const at::Tensor cosine = (std::numbers::pi / 2 * distance / static_cast<double>(T)).cos();
+  at::Tensor scores = at::matmul(in.q.relu(), in.k.relu().transpose(-1, -2)) * cosine;
+  if (GetParam()) scores = scores.tril();
+  const at::Tensor weights = scores / (scores.sum(-1, true) + 1e-12);
+  expect_near(score_attention(in.q, in.k, in.v, spec), at::matmul(weights, in.v), "cosFormer");
+}
+
+TEST(ScoreAttention, RandomAndTaylorFeaturesAreHalfOfEachEstimate) {
+  const Inputs in;
+  AttentionSpec spec;
+  spec.score = Score::kProduct;
+  spec.map = Map::kRandomTaylor;
+  spec.order = 2;
+  spec.num_features = 6;
+  spec.denominator = Denominator::kNone;
+  spec.causal = false;
+  AttentionParameters parameters;
+  parameters.omega = draw_directions(D, 6, true, 9, in.q);
+  const at::Tensor q = in.q / std::sqrt(2.0), k = in.k / std::sqrt(2.0);  // D^-1/4
+  const at::Tensor s = at::matmul(q, k.transpose(-1, -2));
+  const auto features = [&](const at::Tensor& x) {
+    return (at::matmul(x, parameters.omega) - x.square().sum(-1, true) / 2).exp();
+  };
+  const at::Tensor random = at::matmul(features(q), features(k).transpose(-1, -2)) / 6.0;
+  expect_near(attention_weights(in.q, in.k, spec, parameters),
+              (1 + s + s * s / 2) / 2 + random / 2,
+              "random + Taylor");
+}
+
+// Against the hybrid's own backends without a window, in fp32. With negation the kernels have
+// LoLCATs' two softmaxes, of z and of -z, and 000 one over both, so that map is compared without;
+// their exp takes each key's largest exponent away, which is another map than 000's e^z.
+TEST(ScoreAttention, LinearAttentionEqualsTheKernels) {
+  at::manual_seed(8);
+  constexpr std::int64_t kRows = 37, kWidth = 16;
+  const at::Tensor q = at::randn({2, H, kRows, kWidth}), k = at::randn({2, H, kRows, kWidth}),
+                   v = at::randn({2, H, kRows, kWidth});
+  struct Pair {
+    Map ours;
+    kernels::FeatureMapKind theirs;
+    bool is_projected;
+  };
+  for (const Pair& pair :
+       {Pair{Map::kHedgehog, kernels::FeatureMapKind::kHedgehogSoftmax, true},
+        Pair{Map::kEluPlusOne, kernels::FeatureMapKind::kEluPlusOne, false},
+        Pair{Map::kEluPlusOne, kernels::FeatureMapKind::kProjectedEluPlusOne, true},
+        Pair{Map::kRelu, kernels::FeatureMapKind::kT2R, true},
+        Pair{Map::kTaylor, kernels::FeatureMapKind::kTaylor, false}}) {
+    AttentionSpec spec;
+    spec.score = Score::kProduct;
+    spec.map = pair.ours;
+    AttentionParameters ours;
+    kernels::HybridParameters theirs;
+    kernels::HybridOptions options;
+    options.layout = kernels::WindowLayout::kNone;
+    options.feature_map.kind = pair.theirs;
+    options.feature_map.negation = spec.negation = false;
+    if (pair.is_projected) {
+      ours.weight = at::randn({H, kWidth, kWidth}) / 4;
+      ours.bias = at::randn({H, kWidth}) / 4;
+      theirs.q.layer = theirs.k.layer = ours.weight;
+      theirs.q.bias = theirs.k.bias = ours.bias;
+    }
+    const at::Tensor found = score_attention(q, k, v, spec, ours);
+    for (const auto backend : {kernels::Backend::kAten, kernels::Backend::kCpu}) {
+      const at::Tensor expected =
+          kernels::hybrid_attention(q, k, v, theirs, options, backend).contiguous();
+      EXPECT_LE((found - expected).abs().max().item<double>(), 2e-4)
+          << to_string(pair.ours) << ", backend " << static_cast<int>(backend);
+    }
+  }
+}
+
 // Catches: a detached denominator through which a gradient flows after all.
 TEST(ScoreAttention, ADetachedSumHasTheSameValueAndAnotherGradient) {
   Inputs in;
@@ -255,6 +382,11 @@ TEST(AttentionSpec, WhatCannotBeNormalisedIsRefusedByItsField) {
     negative.map = map;
     EXPECT_THAT(refusal_of(negative), HasSubstr("map")) << to_string(map);
   }
+  AttentionSpec trained;
+  trained.score = Score::kProduct;
+  trained.map = Map::kExp;
+  trained.trained_map = true;
+  EXPECT_THAT(refusal_of(trained), HasSubstr("trained_map"));
   AttentionSpec random;
   random.score = Score::kProduct;
   random.map = Map::kFavor;

@@ -59,16 +59,23 @@ std::vector<double> LanguageRuns::above_first(std::size_t run) const {
   return above;
 }
 
-LanguageRuns run_language(const std::vector<LanguageRun>& runs, const StudyOptions& options) {
-  const LanguageOptions language;
+LanguageSetting small_setting() {
+  return {.model = small_model(), .training = small_training(), .language = {}};
+}
+
+LanguageRuns run_language(const std::vector<LanguageRun>& runs,
+                          const StudyOptions& options,
+                          const LanguageSetting& setting) {
+  const LanguageOptions& language = setting.language;
   const LanguageText text = read_language(options.text, language);
   const int num_seeds = options.num_seeds > 0 ? options.num_seeds : kSeeds;
-  const TransformerOptions model = small_model();
-  const TrainingOptions training = small_training();
+  const TransformerOptions& model = setting.model;
+  const TrainingOptions& training = setting.training;
   std::vector<TrialPlan> plans;
   for (const LanguageRun& run : runs) {
     plans.push_back({.model = model, .training = training});
     plans.back().model.attention = run.attention;
+    plans.back().model.layer_features = run.layer_features;
   }
   LanguageRuns done;
   done.results = run_trials(plans,

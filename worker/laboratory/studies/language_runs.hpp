@@ -1,5 +1,5 @@
-// What the studies of 004 share: a small language model, its training, and how far each attention
-// ends above softmax.
+// What the studies that train a language model share: a small language model, its training, and how
+// far each attention ends above softmax.
 #pragma once
 
 #include <string>
@@ -12,7 +12,16 @@ namespace hedgerow::worker::laboratory {
 
 struct LanguageRun {
   AttentionSpec attention;
+  std::vector<std::int64_t> layer_features = {};  // num_features of each layer; empty: the spec's
 };
+
+struct LanguageSetting {
+  TransformerOptions model;
+  TrainingOptions training;
+  LanguageOptions language;
+};
+// 004's and 000's, at the size that runs here.
+[[nodiscard]] LanguageSetting small_setting();
 
 struct LanguageRuns {
   StudyResult study;                 // settings, rows and curves; no claims yet
@@ -24,7 +33,8 @@ struct LanguageRuns {
 
 // Trains all runs on options.text; run 0 is softmax.
 [[nodiscard]] LanguageRuns run_language(const std::vector<LanguageRun>& runs,
-                                        const StudyOptions& options);
+                                        const StudyOptions& options,
+                                        const LanguageSetting& setting = small_setting());
 
 // "+0.031 (0.010 to 0.052)": mean and range, in nats.
 [[nodiscard]] std::string nats(const std::vector<double>& values);

@@ -6,6 +6,8 @@
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 
+#include <algorithm>
+
 #include "worker/laboratory/recall_task.hpp"
 #include "worker/laboratory/studies/studies.hpp"
 
@@ -15,6 +17,7 @@ namespace {
 constexpr double kSolved = 0.95, kStopAt = 0.995;
 constexpr std::int64_t kEntropyBatch = 32, kShortSteps = 200;
 constexpr double kPaperLimit = 0.20;      // what 000 says of the attentions that fail
+constexpr std::size_t kFewestRelated = 5;
 constexpr double kStrongRelation = -0.5;  // of the ranks of entropy and accuracy
 
 AttentionSpec product(const char* name, Map map) {
@@ -113,6 +116,7 @@ std::vector<Claim> claims_of(const std::vector<AttentionSpec>& specs,
                    })));
     }
   }
+  if (results.size() < kFewestRelated) return claims;
   std::vector<bool> related;
   std::vector<double> relations;
   for (std::size_t s = 0; s < results.front().seeds.size(); ++s) {
@@ -147,7 +151,11 @@ StudyResult run_recall(const StudyOptions& options) {
   RecallOptions task;
   task.short_steps = kShortSteps;
   const int num_seeds = options.num_seeds > 0 ? options.num_seeds : 1;
-  const std::vector<AttentionSpec> specs = attentions();
+  std::vector<AttentionSpec> specs = attentions();
+  std::erase_if(specs, [&](const AttentionSpec& spec) {
+    return !options.only.empty() && spec.name != "softmax" &&
+           std::ranges::find(options.only, spec.name) == options.only.end();
+  });
   std::vector<TrialPlan> plans;
   for (const AttentionSpec& spec : specs) {
     plans.push_back({.model = recall_model(), .training = recall_training()});

@@ -13,6 +13,12 @@ namespace hedgerow::worker::laboratory {
 [[nodiscard]] StudyResult run_orders(const StudyOptions& options);
 [[nodiscard]] nlohmann::json published_efficient();
 [[nodiscard]] StudyResult run_efficient(const StudyOptions& options);
+[[nodiscard]] nlohmann::json published_encoder();
+[[nodiscard]] StudyResult run_encoder(const StudyOptions& options);
+[[nodiscard]] nlohmann::json published_decoder();
+[[nodiscard]] StudyResult run_decoder(const StudyOptions& options);
+[[nodiscard]] nlohmann::json published_from_scratch();
+[[nodiscard]] StudyResult run_from_scratch(const StudyOptions& options);
 [[nodiscard]] nlohmann::json published_performer();
 [[nodiscard]] StudyResult run_performer(const StudyOptions& options);
 
