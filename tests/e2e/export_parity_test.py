@@ -159,16 +159,6 @@ class ExportParity:
         self.assertLessEqual(float(difference), TOLERANCE)
 
     @torch.no_grad()
-    def test_the_adapter_in_peft_gives_our_logits(self) -> None:
-        from peft import PeftModel
-        adapter = self.newest("adapter")
-        tuned = PeftModel.from_pretrained(load(self.export, dtype=torch.float32), adapter)
-        found, expected = tuned(self.ids, use_cache=False).logits, self.our_logits("lora")
-        self.assertLessEqual(float((found - expected).abs().max()), TOLERANCE)
-        self.assertGreater(float((found - self.model(self.ids, use_cache=False).logits).abs().max()), TOLERANCE,
-                           "the adapter changes nothing")
-
-    @torch.no_grad()
     def test_generation_equals_the_full_forward_and_does_not_depend_on_the_batch(self) -> None:
         tokenizer = AutoTokenizer.from_pretrained(self.export, padding_side="left")
         arguments = dict(max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=tokenizer.pad_token_id)
@@ -181,17 +171,6 @@ class ExportParity:
             best = logits.max(-1).values - logits.gather(1, row[:, None])[:, 0]
             # Where two logits are as good as equal either may be chosen.
             self.assertLessEqual(float(best.max()), TOLERANCE, f"{prompt!r}")
-
-    def test_the_tokenizer_is_the_teachers_without_a_question_or_a_warning(self) -> None:
-        ours = AutoTokenizer.from_pretrained(self.job.model)
-        for trust in (None, False, True):
-            with mock.patch("builtins.input", side_effect=AssertionError("asked whether the code may run")), \
-                    self.assertNoLogs("transformers", "WARNING"), warnings.catch_warnings(action="error"):
-                tokenizer = AutoTokenizer.from_pretrained(self.export, trust_remote_code=trust)
-            self.assertIs(type(tokenizer), type(ours))
-            for prompt in PROMPTS:
-                self.assertEqual(tokenizer(prompt)["input_ids"], ours(prompt)["input_ids"])
-            self.assertEqual(tokenizer.chat_template, ours.chat_template)
 
     @torch.no_grad()
     def test_our_generation_equals_theirs(self) -> None:
@@ -208,7 +187,32 @@ class ExportParity:
             self.assertLessEqual(farthest_behind(logits, [prompt], [row]), TIE[self.compute_dtype])
 
 
-class OnePrecision(ExportParity):
+class WithAnAdapter(ExportParity):
+    """What the attention does not change: once a family of models."""
+
+    @torch.no_grad()
+    def test_the_adapter_in_peft_gives_our_logits(self) -> None:
+        from peft import PeftModel
+        adapter = self.newest("adapter")
+        tuned = PeftModel.from_pretrained(load(self.export, dtype=torch.float32), adapter)
+        found, expected = tuned(self.ids, use_cache=False).logits, self.our_logits("lora")
+        self.assertLessEqual(float((found - expected).abs().max()), TOLERANCE)
+        self.assertGreater(float((found - self.model(self.ids, use_cache=False).logits).abs().max()), TOLERANCE,
+                           "the adapter changes nothing")
+
+    def test_the_tokenizer_is_the_teachers_without_a_question_or_a_warning(self) -> None:
+        ours = AutoTokenizer.from_pretrained(self.job.model)
+        for trust in (None, False, True):
+            with mock.patch("builtins.input", side_effect=AssertionError("asked whether the code may run")), \
+                    self.assertNoLogs("transformers", "WARNING"), warnings.catch_warnings(action="error"):
+                tokenizer = AutoTokenizer.from_pretrained(self.export, trust_remote_code=trust)
+            self.assertIs(type(tokenizer), type(ours))
+            for prompt in PROMPTS:
+                self.assertEqual(tokenizer(prompt)["input_ids"], ours(prompt)["input_ids"])
+            self.assertEqual(tokenizer.chat_template, ours.chat_template)
+
+
+class OnePrecision(WithAnAdapter):
     """A subject is the same in generate, evaluate and the export: whatever computes it does so in the run's precision."""
 
     @torch.no_grad()
@@ -301,14 +305,14 @@ class PositiveRandom(ExportParity, unittest.TestCase):
     attention = {"feature_map": "positive_random", "start": "orthogonal_chi", "feature_dim": 64, "negation": False, "bias": False}
 
 
-class Olmo2(ExportParity, unittest.TestCase):
+class Olmo2(WithAnAdapter, unittest.TestCase):
     """Norms behind attention and MLP, and over the whole width of q and k; features exp(t x)."""
 
     family = {"model_type": "olmo2"}
     attention = {"feature_map": "exp", "feature_dim": 16, "negation": False, "bias": False, "temperature": 1.5}
 
 
-class SmolLm3(ExportParity, unittest.TestCase):
+class SmolLm3(WithAnAdapter, unittest.TestCase):
     """Layers without RoPE, the second and the fourth; features elu + 1 of a projection."""
 
     family = {"model_type": "smollm3", "no_rope_layer_interval": 2}
