@@ -215,13 +215,14 @@ def order(context: Context) -> Iterator[Row]:
 
 
 def last_stage(context: Context) -> Iterator[Row]:
-    """002 tables 2, 12, 16, 17: whole runs of 30 + 30 steps each, one seed after the other."""
+    """002 tables 2, 12, 16, 17: whole runs of 20 + 20 steps each, one seed after the other."""
     def kl(label: str, finetune: dict[str, str], transfer: dict[str, str] | None = None, subject: str = "lora") -> list[float]:
         found = []
         for seed in context.seeds:
             toml = re.sub(r"^seed *=.*$", f"seed = {seed}", recipe_of(context), flags=re.MULTILINE)
-            toml = with_values(toml, "transfer", {"max_steps": "30", **(transfer or {})})
-            toml = with_values(toml, "finetune", {"max_steps": "30", "trainable": '["lora"]', **finetune})
+            toml = with_values(toml, "data.evaluate", {"validation_sequences": "2", "max_sequences": "2"})
+            toml = with_values(toml, "transfer", {"max_steps": "20", **(transfer or {})})
+            toml = with_values(toml, "finetune", {"max_steps": "20", "trainable": '["lora"]', **finetune})
             status = run_recipe(context, f"last-{label}-seed{seed}", toml)
             found.append(divergence(next(task["result"] for task in status["tasks"] if task["id"] == f"evaluate/{subject}")))
         return found
