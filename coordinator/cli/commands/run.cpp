@@ -12,6 +12,7 @@
 #include "coordinator/cli/run/planning.hpp"
 #include "coordinator/cli/run/slurm_scripts.hpp"
 #include "coordinator/cli/run/stop_request.hpp"
+#include "coordinator/cli/run/student_of.hpp"
 #include "coordinator/cli/run/tokenizing.hpp"
 #include "coordinator/cli/terminal/control.hpp"
 #include "coordinator/cli/terminal/interrupt.hpp"
@@ -37,7 +38,7 @@ using storage::Recipe;
 using storage::RunLayout;
 
 struct RunCommandOptions {
-  std::string run, recipe, cluster, device, worker_launcher, stop_before, web;
+  std::string run, recipe, cluster, device, worker_launcher, stop_before, web, student_of;
   std::optional<int> workers;
 };
 
@@ -69,12 +70,30 @@ PlanFor planned_for(const RunCommandOptions& options,
   return planned;
 }
 
+// What "auto" meant when the run began is what it means now.
+void keep_resolved(Recipe& recipe, const Recipe& recorded) {
+  if (recipe.plan.compute_dtype == "auto") recipe.plan.compute_dtype = recorded.plan.compute_dtype;
+  if (recipe.plan.layers_per_block == 0)
+    recipe.plan.layers_per_block = recorded.plan.layers_per_block;
+  if (recipe.plan.keep_boundaries == "auto")
+    recipe.plan.keep_boundaries = recorded.plan.keep_boundaries;
+  if (recipe.workers.threads == 0) recipe.workers.threads = recorded.workers.threads;
+  if (recipe.finetune.threads == 0) recipe.finetune.threads = recorded.finetune.threads;
+  recipe.made_by = recorded.made_by;
+}
+
 // The recipe as its workers will run it. Throws what is wrong with it or its model, before
 // anything is written.
 Recipe ready_recipe(const RunCommandOptions& options, const RunLayout& layout) {
   Recipe recipe = asked_recipe(options, layout);
+  const RunLayout student(options.student_of);
+  if (!options.student_of.empty()) {
+    require_run(student);
+    keep_resolved(recipe, recipe_of_run(student));
+  }
   const PlanFor planned = planned_for(options, layout, recipe);
   resolve(recipe, planned);
+  if (!options.student_of.empty()) require_same_student(student, recipe);
   recipe.made_by = {storage::version(), storage::git_hash()};
   require_keys_for(recipe.workers.bind, wire::has_keys(layout), layout);
   require_fits(plan_of(recipe, planned));
@@ -143,20 +162,9 @@ Recipe begin_run(const RunCommandOptions& options,
   write_recipe(layout, recipe);
   if (!options.cluster.empty())
     storage::write_atomically(layout.cluster(), storage::read_text(options.cluster));
-  terminal.say("new run in " + options.run);
+  terminal.say("new run in " + options.run +
+               (options.student_of.empty() ? "" : ", with the student of " + options.student_of));
   return recipe;
-}
-
-// What "auto" meant when the run began is what it means now.
-void keep_resolved(Recipe& recipe, const Recipe& recorded) {
-  if (recipe.plan.compute_dtype == "auto") recipe.plan.compute_dtype = recorded.plan.compute_dtype;
-  if (recipe.plan.layers_per_block == 0)
-    recipe.plan.layers_per_block = recorded.plan.layers_per_block;
-  if (recipe.plan.keep_boundaries == "auto")
-    recipe.plan.keep_boundaries = recorded.plan.keep_boundaries;
-  if (recipe.workers.threads == 0) recipe.workers.threads = recorded.workers.threads;
-  if (recipe.finetune.threads == 0) recipe.finetune.threads = recorded.finetune.threads;
-  recipe.made_by = recorded.made_by;
 }
 
 std::string joined(const std::vector<std::string>& fields) {
@@ -379,6 +387,9 @@ ExitCode run_run(const RunCommandOptions& options, Terminal& terminal) {
   if (!is_new) claim();
   const Recipe recipe =
       is_new ? begin_run(options, layout, claim, terminal) : resume_run(options, layout, terminal);
+  // One that was killed meanwhile takes it again.
+  if (!options.student_of.empty() && !fold(replay_if_any(layout)).state.geometry)
+    take_student_of(RunLayout(options.student_of), layout);
   if (!is_new) say_what_is_done(layout, terminal);
   // Before an hour is spent on tokens.
   const bool has_keys = wire::read_coordinator_keys(layout).has_value();
@@ -452,6 +463,11 @@ RunCommand declare_run(CLI::App& app) {
                  "a program that starts workers elsewhere, as by srun, and ends with them; started "
                  "whenever workers are wanted")
       ->type_name("FILE");
+  app.add_option("--student-of",
+                 options->student_of,
+                 "a new run begins with the student of this one, and all that lies before it: its "
+                 "recipe may differ in the last stage")
+      ->type_name("RUN");
   one_of(app.add_option("--stop-before",
                         options->stop_before,
                         "leave this stage to another command, once all before it is done"),
