@@ -40,12 +40,14 @@ def recipe_text(context: Context, name: str, seed: int) -> str:
     return with_values(toml, "evaluate", {"max_sequences": "16"})
 
 
-def run_recipe(context: Context, label: str, toml: str) -> dict[str, Any]:
-    """Runs (or resumes) a recipe and returns `hedgerow status --json`."""
+def run_recipe(context: Context, label: str, toml: str, student_of: str = "") -> dict[str, Any]:
+    """Runs (or resumes) a recipe, with the student of the run of another label where one is given, and returns `hedgerow status
+    --json`."""
     program, directory = context.program("hedgerow"), context.work / f"run-{label}"
     recipe = context.work / f"{label}.toml"
     recipe.write_text(toml)
-    done = subprocess.run([program, "run", "--run", directory, "--recipe", recipe], capture_output=True, text=True)
+    more = ("--student-of", context.work / f"run-{student_of}") if student_of else ()
+    done = subprocess.run([program, "run", "--run", directory, "--recipe", recipe, *more], capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"hedgerow run --run {directory} exits {done.returncode}: {done.stderr.strip()[-500:]}")
     status = subprocess.run([program, "status", "--run", directory, "--json"], capture_output=True, text=True, check=True)
