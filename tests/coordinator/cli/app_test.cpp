@@ -122,7 +122,7 @@ TEST(Cli, InitAsksForAModelAndItsTextOrForARunAndItsVariant) {
               "RUN --variant NAME\n");
   }
   EXPECT_THAT(run_line({"init", "model", "--data", "text", "--variant", "wide"}).err,
-              ::testing::HasSubstr("--variant is of a run; name that with --from RUN"));
+              ::testing::HasSubstr("--variant and --softmax-layers are of a run; name that with --from RUN"));
 }
 
 TEST(Cli, AnArgumentThatIsNotUtf8IsRefusedAtOnce) {
