@@ -61,15 +61,11 @@ class Records {
     return keeps_task(record.task);
   }
   template <typename OfTask>
-    requires requires(const OfTask& record) { record.task; }
-  bool keeps_record(const OfTask& record) {
-    return keeps_task(record.task);
-  }
+  requires requires(const OfTask& record) { record.task; }
+  bool keeps_record(const OfTask& record) { return keeps_task(record.task); }
   template <typename OfAttempt>
-    requires requires(const OfAttempt& record) { record.token; }
-  bool keeps_record(const OfAttempt& record) {
-    return !left_out_.contains(record.token);
-  }
+  requires requires(const OfAttempt& record) { record.token; }
+  bool keeps_record(const OfAttempt& record) { return !left_out_.contains(record.token); }
 
   bool logits_are_gone_;
   std::set<std::uint64_t> left_out_;  // tokens
@@ -94,8 +90,7 @@ void require_same_student(const RunLayout& from, const storage::Recipe& recipe) 
   require(state.geometry && state.task(TaskId::assemble()).state == TaskState::kDone,
           "--student-of " + from.root().string() +
               ": it has no student yet; let it come to its last stage first");
-  const storage::RecipeDifference changes =
-      storage::difference(recipe_of_run(from, state), recipe);
+  const storage::RecipeDifference changes = storage::difference(recipe_of_run(from, state), recipe);
   std::string wrong;
   for (const std::string& change : changes.unsafe) {
     const std::string field = field_of(change);
@@ -119,7 +114,8 @@ void take_student_of(const RunLayout& from, const RunLayout& to) {
   const auto take = [&](const storage::FileRecord& file) {
     link_or_copy(from.resolve(file.name), to.resolve(file.name));
   };
-  for (const std::string& name : from.existing_tokens()) link_or_copy(from.resolve(name), to.resolve(name));
+  for (const std::string& name : from.existing_tokens())
+    link_or_copy(from.resolve(name), to.resolve(name));
   if (fs::exists(from.plan())) link_or_copy(from.plan(), to.plan());
   for (const storage::JournalRecord& record : history.records) {
     const Event event = event_from_json(record.event);

@@ -9,8 +9,8 @@
 
 namespace hedgerow::coordinator::cli {
 
-// Throws kUsage where `from` has no assembled student yet, or where `recipe` differs from that run's
-// in more than the last stage and what a resume may change: each field with both values.
+// Throws kUsage where `from` has no assembled student yet, or where `recipe` differs from that
+// run's in more than the last stage and what a resume may change: each field with both values.
 void require_same_student(const storage::RunLayout& from, const storage::Recipe& recipe);
 
 // Puts into the new run `to`, which has its run.toml and nothing else, the files that `from`

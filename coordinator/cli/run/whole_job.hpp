@@ -9,9 +9,9 @@
 
 namespace hedgerow::coordinator::cli {
 
-// The recipe in which every layer trains as the variant's did (storage::kOwnStudent: as the recipe's
-// own), with the last stage, at the steps of a recipe that names none. Throws kUsage naming the
-// variants that there are.
+// The recipe in which every layer trains as the variant's did (storage::kOwnStudent: as the
+// recipe's own), with the last stage, at the steps of a recipe that names none. Throws kUsage
+// naming the variants that there are.
 [[nodiscard]] storage::Recipe whole_job(const storage::Recipe& study,
                                         const std::string& variant,
                                         const std::string& run);

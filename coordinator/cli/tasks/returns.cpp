@@ -75,15 +75,13 @@ ExitCode evaluate_returns(ChildCommand command,
   command.arguments.insert(command.arguments.end(), {"--returns", by});
   const InterruptScope interrupts;
   json found;
-  if (!run_helper(terminal,
-                  "evaluating",
-                  "hedgerow-worker evaluate",
-                  command,
-                  [&](const json& object) { found = object; }))
+  if (!run_helper(
+          terminal, "evaluating", "hedgerow-worker evaluate", command, [&](const json& object) {
+            found = object;
+          }))
     return ExitCode::kInterrupted;
   if (!found.is_object())
-    throw storage::Error(storage::ErrorKind::kInternal,
-                         "hedgerow-worker evaluate gave no result");
+    throw storage::Error(storage::ErrorKind::kInternal, "hedgerow-worker evaluate gave no result");
   print_returns(found, by == "heads", terminal);
   if (!run.empty()) {
     const std::filesystem::path path = storage::RunLayout(run).returns(by);

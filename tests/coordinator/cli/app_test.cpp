@@ -117,12 +117,14 @@ TEST(Cli, InitAsksForAModelAndItsTextOrForARunAndItsVariant) {
        {std::vector<std::string>{"init"}, {"init", "model"}, {"init", "--data", "text"}}) {
     const Answer answer = run_line(line);
     EXPECT_EQ(answer.code, 2);
-    EXPECT_EQ(answer.err,
-              "hedgerow init: a model and --data FILE, the text to learn from, are needed; or --from "
-              "RUN --variant NAME\n");
+    EXPECT_EQ(
+        answer.err,
+        "hedgerow init: a model and --data FILE, the text to learn from, are needed; or --from "
+        "RUN --variant NAME\n");
   }
   EXPECT_THAT(run_line({"init", "model", "--data", "text", "--variant", "wide"}).err,
-              ::testing::HasSubstr("--variant and --softmax-layers are of a run; name that with --from RUN"));
+              ::testing::HasSubstr(
+                  "--variant and --softmax-layers are of a run; name that with --from RUN"));
 }
 
 TEST(Cli, AnArgumentThatIsNotUtf8IsRefusedAtOnce) {
