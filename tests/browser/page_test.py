@@ -46,7 +46,7 @@ class PageTest(BrowserTest):
             {"variant": "untold", "seeds": 1, "relative_mse": spread, "kl": None, "seconds_per_step": None, "state_bytes": 0,
              "on_front": False}]
         self.open(run)
-        self.assertIn("narrow30.010000.010000.0080000.01300validation 62.0 %3.0 MiB10.00yes", self.text("variants"))
+        self.assertIn("narrow30.01000.01000.008000.0130validation 62.0 %3.0 MiB10.00yes", self.text("variants"))
         self.assertIn("untold", self.text("variants"))
 
     def test_every_section_shows_its_part_of_the_run_without_an_error(self) -> None:
