@@ -27,16 +27,10 @@ double mean_of(const std::vector<double>& values) {
   return sum / static_cast<double>(values.size());
 }
 
-void add_errors(const nlohmann::json& layers, std::vector<double>& errors) {
-  for (const nlohmann::json& layer : layers) {
-    if (layer.contains("relative_mse") && layer["relative_mse"].is_number())
-      errors.push_back(layer["relative_mse"].get<double>());
-  }
-}
-
 struct Trained {
   Values errors;        // relative, of a student's layers
   Values step_seconds;  // by task
+  std::map<std::string, int> kept_untrained;
 };
 
 Trained trained_students(const RunStatus& status) {
@@ -48,13 +42,21 @@ Trained trained_students(const RunStatus& status) {
       if (const auto seconds = of.find("seconds_per_step"); seconds != of.end())
         found.step_seconds[student].push_back(seconds->get<double>());
     };
-    if (task.result.contains("layers")) add_errors(task.result["layers"], found.errors[""]);
+    const auto add_layer =
+        [&](const std::string& student, const nlohmann::json& error, bool is_untrained) {
+          std::vector<double>& errors = found.errors[student];
+          if (error.is_number()) errors.push_back(error.get<double>());
+          if (is_untrained) ++found.kept_untrained[student];
+        };
+    for (const nlohmann::json& layer : task.result.value("layers", nlohmann::json::array()))
+      add_layer(
+          "", layer.value("relative_mse", nlohmann::json()), layer.value("kept_untrained", false));
     add_seconds("", task.result);
     for (const nlohmann::json& variant : task.result["variants"]) {
       const std::string student = variant.at("student").get<std::string>();
-      std::vector<double>& errors = found.errors[student];
-      for (const nlohmann::json& error : variant.at("relative_mse"))
-        if (error.is_number()) errors.push_back(error.get<double>());
+      const nlohmann::json& errors = variant.at("relative_mse");
+      for (std::size_t i = 0; i < errors.size(); ++i)
+        add_layer(student, errors[i], variant.at("kept_untrained").at(i).get<bool>());
       add_seconds(student, variant);
     }
   }
@@ -81,8 +83,11 @@ void add_evaluations(const std::vector<nlohmann::json>& seeds, VariantFigures& f
   std::vector<std::string> names;
   std::map<std::string, std::vector<double>> gaps, divergences;
   std::vector<double> means;
+  // All seeds have the same.
+  const auto untrained = [](const nlohmann::json& of, const char* column) {
+    return of.contains(column) ? std::optional(of[column].get<double>()) : std::nullopt;
+  };
   for (const nlohmann::json& evaluation : seeds) {
-    std::vector<double> own;
     for (const auto& [name, text] : texts_of(evaluation)) {
       if (std::ranges::find(names, name) == names.end()) names.push_back(name);
       if (const double gap = text.value("gap_closed", NAN); std::isfinite(gap)) {
@@ -90,10 +95,13 @@ void add_evaluations(const std::vector<nlohmann::json>& seeds, VariantFigures& f
       }
       if (const auto kl = kl_of(text)) {
         divergences[name].push_back(*kl);
-        own.push_back(*kl);
       }
     }
-    if (!own.empty()) means.push_back(mean_of(own));
+    if (const auto kl = evaluation.find("kl"); kl != evaluation.end()) {
+      if (kl->contains("student")) means.push_back((*kl)["student"].get<double>());
+      figures.control_kl = untrained(*kl, "control");
+      figures.window_kl = untrained(*kl, "equal_window");
+    }
     if (evaluation.contains("control"))
       figures.state_bytes = evaluation["control"].value("state_bytes", std::int64_t{0});
   }
@@ -141,8 +149,13 @@ std::vector<VariantFigures> variants_of(const RunStatus& status) {
     std::vector<nlohmann::json> evaluated;
     for (const std::string& student : students) {
       if (const auto found = trained.errors.find(student);
-          found != trained.errors.end() && !found->second.empty())
+          found != trained.errors.end() && !found->second.empty()) {
         means.push_back(mean_of(found->second));
+        figures.layers += static_cast<int>(found->second.size());
+      }
+      if (const auto found = trained.kept_untrained.find(student);
+          found != trained.kept_untrained.end())
+        figures.kept_untrained += found->second;
       if (const auto found = trained.step_seconds.find(student);
           found != trained.step_seconds.end())
         seconds.push_back(mean_of(found->second));
@@ -175,10 +188,14 @@ nlohmann::json to_json(const std::vector<VariantFigures>& variants) {
     nlohmann::json row = {{"variant", figures.name},
                           {"seeds", figures.seeds},
                           {"relative_mse", to_json(figures.relative_mse)},
+                          {"kept_untrained", figures.kept_untrained},
+                          {"layers", figures.layers},
                           {"kl", to_json(figures.mean_kl)},
                           {"seconds_per_step", to_json(figures.seconds_per_step)},
                           {"state_bytes", figures.state_bytes},
                           {"on_front", figures.is_on_front}};
+    if (figures.control_kl) row["control_kl"] = *figures.control_kl;
+    if (figures.window_kl) row["window_kl"] = *figures.window_kl;
     for (const auto& [name, spread] : figures.gap_closed)
       row["texts"][name]["gap_closed"] = to_json(spread);
     for (const auto& [name, spread] : figures.kl) row["texts"][name]["kl"] = to_json(spread);

@@ -3,7 +3,7 @@
   plot_variants.py --rows ROWS.json --out FILE.png
 
 ROWS.json is what `hedgerow metrics --variants --json` prints. A point a variant, bars from the least to the most of its seeds, a
-line through the front; beside it the same against the planned time of the whole job, where that is known. Writes {"written":
+line through the front, a dash for the untrained window of the same bytes; beside it the same against the planned time of the whole job, where that is known. Writes {"written":
 path} to stdout. Exit 5 where Python has no matplotlib.
 """
 
@@ -33,6 +33,9 @@ def main() -> int:
         axes.set(xlabel=label, ylabel="KL to the teacher beyond two windows, nats", title=title)
 
     draw(panels[0][0], rows, lambda row: row["state_bytes"] / 1e6, "MB of state a sequence", "variants and their front")
+    free = [(row["state_bytes"] / 1e6, row["window_kl"]) for row in rows if row.get("window_kl") is not None]
+    if free:
+        panels[0][0].scatter(*zip(*free), marker="_", color="black", label="untrained window of the same bytes")
     if jobs:
         has_gpus = any(row["whole_job"]["gpu_hours"] > 0 for row in jobs)
         draw(panels[0][1], jobs,

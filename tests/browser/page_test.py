@@ -42,11 +42,11 @@ class PageTest(BrowserTest):
         spread = {"median": 0.01, "least": 0.008, "most": 0.013}
         run["status"]["variants"] = [
             {"variant": "narrow", "seeds": 3, "relative_mse": spread, "kl": spread, "seconds_per_step": spread, "state_bytes": 3 << 20,
-             "on_front": True, "texts": {"validation": {"kl": spread, "gap_closed": {**spread, "median": 0.62}}}},
+             "on_front": True, "window_kl": 0.025, "control_kl": 0.0625, "kept_untrained": 2, "layers": 9, "texts": {"validation": {"kl": spread, "gap_closed": {**spread, "median": 0.62}}}},
             {"variant": "untold", "seeds": 1, "relative_mse": spread, "kl": None, "seconds_per_step": None, "state_bytes": 0,
-             "on_front": False}]
+             "on_front": False, "kept_untrained": 0, "layers": 3}]
         self.open(run)
-        self.assertIn("narrow30.01000.01000.008000.0130validation 62.0 %3.0 MiB10.00yes", self.text("variants"))
+        self.assertIn("narrow30.01000.01000.008000.01300.02500.06252 of 9validation 62.0 %3.0 MiB10.00yes", self.text("variants"))
         self.assertIn("untold", self.text("variants"))
 
     def test_every_section_shows_its_part_of_the_run_without_an_error(self) -> None:

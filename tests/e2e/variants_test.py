@@ -112,6 +112,15 @@ class Variants(unittest.TestCase):
         for row in rows.values():
             self.assertGreater(row["seconds_per_step"]["median"], 0)
             self.assertGreater(row["whole_job"]["seconds"], 0)
+        newest = max(self.job.run_directory.glob("evaluate/transfer.t*.json"), key=lambda path: int(path.stem.rpartition(".t")[2]))
+        for one in json.loads(newest.read_text())["variants"]:
+            row = rows[one["variant"]]
+            self.assertEqual(row["layers"], 3 * row["seeds"])
+            if row["seeds"] == 1:
+                self.assertEqual(row["kept_untrained"], sum(layer.get("kept_untrained", False) for layer in one["layers"]))
+            for figure, column in (("control_kl", "control"), ("window_kl", "equal_window")):
+                texts = [text["columns"][column]["beyond"]["kl"] for text in (one, *one.get("texts", {}).values())]
+                self.assertAlmostEqual(row[figure], sum(texts) / len(texts))
         shown = self.job.command("metrics", "--variants", "--run", self.job.run_directory)
         self.assertEqual(len(shown.out.splitlines()), 5, shown)
         status = self.job.status()

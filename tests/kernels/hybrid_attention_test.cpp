@@ -3,8 +3,10 @@
 #include "kernels/hybrid_attention.hpp"
 
 #include <cmath>
+#include <span>
 
 #include "kernels/cpu/hybrid_attention_cpu.hpp"
+#include "kernels/plain/attention.hpp"
 #include "tests/kernels/attention_case.hpp"
 
 namespace hedgerow::kernels {
@@ -43,11 +45,65 @@ TEST(HybridAttention, EqualsTheReferenceInValueAndEveryGradientAtAnyLength) {
 TEST(HybridAttention, EqualsTheReferenceOnLongSequences) {
   for (const WindowLayout layout : {WindowLayout::kTerraced, WindowLayout::kSliding}) {
     for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-      for (const std::int64_t T : {dtype == at::kFloat ? 1025 : 1000, 4096}) {
-        AttentionCase shape{.B = 1, .H = 1, .G = 1, .T = T, .D = 64, .f = 32, .dtype = dtype};
-        shape.options.layout = layout;
-        expect_case(shape);
-      }
+      const std::int64_t T = dtype == at::kFloat ? 1025 : 1000;
+      AttentionCase shape{.B = 1, .H = 1, .G = 1, .T = T, .D = 64, .f = 32, .dtype = dtype};
+      shape.options.layout = layout;
+      expect_case(shape);
+    }
+  }
+}
+
+template <typename Real>
+plain::Rows<const Real> rows_of(const at::Tensor& head) {
+  return {std::span(head.const_data_ptr<Real>(), static_cast<std::size_t>(head.numel())),
+          static_cast<std::size_t>(head.size(-1))};
+}
+
+// One sequence of one head by kernels/plain, whose memory grows with T alone.
+template <typename Real>
+at::Tensor by_the_plain_header(const AttentionCase& shape, const AttentionInputs& inputs) {
+  const at::ScalarType dtype = c10::CppTypeToScalarType<Real>::value;
+  const auto head = [&](const at::Tensor& x) { return x[0][0].to(dtype).contiguous(); };
+  const auto features =
+      [&](const at::Tensor& x, const FeatureMapWeights& map, FeatureMapRole role) {
+        return head(apply_feature_map(
+            x.to(dtype), {map.layer.to(dtype), {}}, shape.options.feature_map, shape.H, role));
+      };
+  const plain::HybridOptions options{
+      .window = shape.options.layout == WindowLayout::kSliding ? plain::Window::kSliding
+                                                               : plain::Window::kTerraced,
+      .window_size = static_cast<std::size_t>(shape.options.window_size),
+      .num_sinks = static_cast<std::size_t>(shape.options.num_sinks),
+      .window_factor = inputs.parameters.window_factors.item<double>()};
+  const at::Tensor q = head(inputs.q), k = head(inputs.k), v = head(inputs.v);
+  const at::Tensor phi_q = features(inputs.q, inputs.parameters.q, FeatureMapRole::kQuery),
+                   phi_k = features(inputs.k, inputs.parameters.k, FeatureMapRole::kKey);
+  at::Tensor y = at::empty_like(v);
+  plain::hybrid_attention<Real>(
+      options,
+      rows_of<Real>(q),
+      rows_of<Real>(k),
+      rows_of<Real>(phi_q),
+      rows_of<Real>(phi_k),
+      rows_of<Real>(v),
+      {std::span(y.mutable_data_ptr<Real>(), static_cast<std::size_t>(y.numel())),
+       static_cast<std::size_t>(y.size(-1))});
+  return y;
+}
+
+TEST(HybridAttention, EqualsThePlainHeaderWhereSixteenThousandTokensWouldFillASquare) {
+  for (const WindowLayout layout : {WindowLayout::kTerraced, WindowLayout::kSliding}) {
+    AttentionCase shape{.B = 1, .H = 1, .G = 1, .T = 16'384, .D = 32, .f = 16};
+    shape.options.layout = layout;
+    shape.options.num_sinks = 4;
+    const AttentionInputs inputs = make_inputs(shape);
+    for (const Backend backend : {Backend::kAten, Backend::kCpu}) {
+      testing::expect_within_twice(
+          hybrid_attention(
+              inputs.q, inputs.k, inputs.v, inputs.parameters, shape.options, backend)[0][0],
+          by_the_plain_header<float>(shape, inputs),
+          by_the_plain_header<double>(shape, inputs),
+          shape.name() + ", backend " + std::to_string(static_cast<int>(backend)));
     }
   }
 }

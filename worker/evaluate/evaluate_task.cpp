@@ -134,7 +134,7 @@ nlohmann::json figures_json(const RunContext& run,
 // What of a variant's figures goes into the task's result, a message: the file has all of them.
 nlohmann::json told_of(const nlohmann::json& figures) {
   nlohmann::json told;
-  for (const char* key : {"student", "variant", "seed", "perplexity", "gap_closed"})
+  for (const char* key : {"student", "variant", "seed", "perplexity", "gap_closed", "kl"})
     if (figures.contains(key)) told[key] = figures[key];
   for (const char* path : {"/columns/student/beyond/kl", "/control/state_bytes"}) {
     const nlohmann::json::json_pointer at(path);

@@ -24,6 +24,19 @@ nlohmann::json figures_json(const ColumnFigures& figures) {
   return json;
 }
 
+// Over the texts, the validation split one of them; nullopt: no such column, or nothing beyond.
+std::optional<double> mean_kl(const Evaluation& evaluation, Column which) {
+  const auto& own = evaluation.column(which);
+  if (!own || own->beyond.targets == 0) return std::nullopt;
+  double sum = own->beyond.kl;
+  for (const Evaluation::Text& text : evaluation.texts) {
+    const auto& there = text.evaluation.column(which);
+    if (!there || there->beyond.targets == 0) return std::nullopt;
+    sum += there->beyond.kl;
+  }
+  return sum / static_cast<double>(1 + evaluation.texts.size());
+}
+
 }  // namespace
 
 double Figures::perplexity() const { return std::exp(loss); }
@@ -104,9 +117,13 @@ nlohmann::json to_json(const Evaluation& evaluation, const std::string& subject)
   for (const Evaluation::Text& text : evaluation.texts) {
     nlohmann::json own = to_json(text.evaluation, subject);
     // The same for every text, or as long as the rest together.
-    for (const char* key : {"subject", "compute_dtype", "control", "layers"}) own.erase(key);
+    for (const char* key : {"subject", "compute_dtype", "control", "layers", "kl"}) own.erase(key);
     own["in_domain"] = text.in_domain;
     json["texts"][text.name] = std::move(own);
+  }
+  for (const Column which : {Column::kControl, Column::kEqualWindow, Column::kStudent}) {
+    if (const auto kl = mean_kl(evaluation, which))
+      json["kl"][storage::kEvaluateColumns[static_cast<std::size_t>(which)].name] = *kl;
   }
   if (evaluation.layers.empty()) return json;
   double sum = 0.0, worst = 0.0;

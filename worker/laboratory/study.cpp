@@ -87,7 +87,7 @@ Claim order_claim(std::string claim,
                .ours = std::move(ours),
                .verdict = Verdict::kUndecided,
                .num_seeds = lower.size()};
-  if (lower.empty() || higher.empty()) return result;
+  if (lower.size() < 2 || higher.size() < 2) return result;  // without a spread no order is found
   if (std::ranges::max(lower) < std::ranges::min(higher)) result.verdict = Verdict::kReproduced;
   if (std::ranges::min(lower) >= std::ranges::max(higher)) result.verdict = Verdict::kNot;
   return result;

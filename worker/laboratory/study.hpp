@@ -59,7 +59,8 @@ struct Study {
                              std::string ours,
                              const std::vector<bool>& holds);
 // That the first of two is lower: reproduced where its highest seed is below the other's lowest,
-// not where its lowest is above or at the other's highest, undecided where the ranges overlap.
+// not where its lowest is above or at the other's highest, undecided where the ranges overlap or
+// where there is one seed.
 [[nodiscard]] Claim order_claim(std::string claim,
                                 std::string paper,
                                 std::string ours,

@@ -342,10 +342,20 @@ class Transfer {
   }
 
   // Of a variant no more goes into the result: a message holds those of fifty students.
-  [[nodiscard]] static nlohmann::json errors_of(const nlohmann::json& layers) {
-    nlohmann::json errors = nlohmann::json::array();
-    for (const nlohmann::json& layer : layers) errors.push_back(layer.at("relative_mse"));
-    return errors;
+  [[nodiscard]] static nlohmann::json told_of(const std::string& student,
+                                              const nlohmann::json& layers) {
+    nlohmann::json told = {{"student", student}};
+    for (const nlohmann::json& layer : layers) {
+      const double error = layer.at("relative_mse");
+      const bool is_untrained = layer.value("kept_untrained", false);
+      told["relative_mse"].push_back(error);
+      told["kept_untrained"].push_back(is_untrained);
+      told["trained_relative_mse"].push_back(is_untrained
+                                                 ? error * layer.at("trained_mse").get<double>() /
+                                                       layer.at("mse").get<double>()
+                                                 : error);
+    }
+    return told;
   }
 
   TaskResult finish() {
@@ -366,7 +376,7 @@ class Transfer {
       if (i == 0)
         layers = std::move(results);
       else
-        variants.push_back({{"student", student_names_[i]}, {"relative_mse", errors_of(results)}});
+        variants.push_back(told_of(student_names_[i], results));
       // A GPU's work is not over when its calls return.
       if (seconds > 0.0 && !run_.device().is_cuda())
         (i == 0 ? own_seconds : variants.back()["seconds_per_step"]) = seconds;

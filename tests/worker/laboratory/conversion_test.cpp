@@ -170,13 +170,14 @@ TEST(LanguageTask, APerplexityUnderTwoIsRefusedUnlessADemonstration) {
   EXPECT_LT(trial.final_score(), 0.69);
 }
 
-TEST(Study, AnOrderIsUndecidedWhereRangesOverlap) {
+TEST(Study, AnOrderIsUndecidedWhereRangesOverlapOrThereIsOneSeed) {
   const auto verdict = [](const std::vector<double>& lower, const std::vector<double>& higher) {
     return order_claim("", "", "", lower, higher).verdict;
   };
   EXPECT_EQ(verdict({1, 2}, {3, 4}), Verdict::kReproduced);
   EXPECT_EQ(verdict({3, 4}, {1, 3}), Verdict::kNot);
   EXPECT_EQ(verdict({1, 3}, {2, 4}), Verdict::kUndecided);
+  EXPECT_EQ(verdict({1}, {2}), Verdict::kUndecided);
   EXPECT_EQ(verdict({}, {2, 4}), Verdict::kUndecided);
 }
 

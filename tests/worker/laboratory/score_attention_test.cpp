@@ -11,6 +11,7 @@
 
 #include "kernels/hybrid_attention.hpp"
 #include "kernels/plain/attention.hpp"
+#include "kernels/softmax_attention.hpp"
 #include "storage/base/error.hpp"
 #include "worker/laboratory/transformer.hpp"
 
@@ -348,6 +349,37 @@ TEST(ScoreAttention, LinearAttentionEqualsTheKernels) {
       EXPECT_LE((found - expected).abs().max().item<double>(), 2e-4)
           << to_string(pair.ours) << ", backend " << static_cast<int>(backend);
     }
+  }
+}
+
+// The kernels subtract the largest exponent of a query, which cancels.
+TEST(ScoreAttention, RandomFeaturesAndSoftmaxEqualTheKernels) {
+  at::manual_seed(9);
+  constexpr std::int64_t kRows = 37, kWidth = 16, kFeatures = 24;
+  const at::Tensor q = at::randn({2, H, kRows, kWidth}), k = at::randn({2, H, kRows, kWidth}),
+                   v = at::randn({2, H, kRows, kWidth});
+  AttentionSpec favor;
+  favor.score = Score::kProduct;
+  favor.map = Map::kFavor;
+  favor.num_features = kFeatures;
+  AttentionParameters ours;
+  ours.omega = draw_directions(kWidth, kFeatures, true, 3, q).contiguous();
+  kernels::HybridParameters theirs;
+  theirs.q.layer = theirs.k.layer = ours.omega.expand({H, kWidth, kFeatures}).contiguous();
+  kernels::HybridOptions options;
+  options.layout = kernels::WindowLayout::kNone;
+  options.feature_map.kind = kernels::FeatureMapKind::kPositiveRandom;
+  options.feature_map.negation = false;
+  const auto expect = [](const at::Tensor& found, const at::Tensor& expected, const char* what) {
+    EXPECT_LE((found - expected).abs().max().item<double>(), 2e-4) << what;
+  };
+  const at::Tensor by_features = score_attention(q, k, v, favor, ours),
+                   by_softmax = score_attention(q, k, v, AttentionSpec{});
+  for (const auto backend : {kernels::Backend::kAten, kernels::Backend::kCpu}) {
+    expect(by_features,
+           kernels::hybrid_attention(q, k, v, theirs, options, backend),
+           "positive random features");
+    expect(by_softmax, kernels::softmax_attention(q, k, v, backend), "softmax");
   }
 }
 
