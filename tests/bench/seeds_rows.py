@@ -122,8 +122,8 @@ def verdict(goal: str, pairs: list[float], overlap: bool) -> str:
 def compared(finding: str, worse: list[float], better: list[float], unit: str = "x") -> Row:
     """worse / better, which the paper says is above 1."""
     ratio = statistics.median(worse) / statistics.median(better)
-    # One seed has no spread.
-    overlap = len(worse) == 1 or (min(worse) <= max(better) and min(better) <= max(worse))
+    # One seed has no spread; what is drawn from none, as a fixed map, needs none.
+    overlap = max(len(worse), len(better)) == 1 or (min(worse) <= max(better) and min(better) <= max(worse))
     return Row(f"{finding}: {verdict('>= 1', [ratio], overlap)}", ratio, unit, ">= 1")
 
 

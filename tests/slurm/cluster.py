@@ -25,8 +25,6 @@ T = TypeVar("T")
 PR_SET_CHILD_SUBREAPER = 36
 PROGRAMS = ["munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "scancel", "mpirun"]
 START_S = 30
-BATCH_START_S, MESSAGE_S = 2, 10
-BEING_STARTED_S = BATCH_START_S + MESSAGE_S + 1  # so long a job may be absent from its node
 STAYS_S = 3
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "DEADLINE", "OUT_OF_MEMORY"}
 
@@ -53,8 +51,6 @@ SlurmdParameters=config_overrides
 ReturnToService=2
 SlurmdTimeout=20
 KillWait=15
-BatchStartTimeout={batch_start}
-MessageTimeout={message}
 SchedulerParameters=sched_interval=1,bf_interval=1
 """
 
@@ -162,7 +158,7 @@ class Cluster:
         nodes = [(node, kind["cpus"]) for kind in self._partitions.values() for node in kind["nodes"]]
         ports = free_ports(1 + len(nodes))
         host = socket.gethostname().split(".")[0]
-        text = CONF.format(host=host, root=self.root, port=ports[0], batch_start=BATCH_START_S, message=MESSAGE_S)
+        text = CONF.format(host=host, root=self.root, port=ports[0])
         for (node, cpus), port in zip(nodes, ports[1:]):
             (self.root / node).mkdir()
             text += f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus}\n"
@@ -204,6 +200,11 @@ class Cluster:
                 kill(pid)
                 if name_of(everyone.get(pid, 0)).startswith("slurmstepd"):
                     kill(everyone[pid])
+
+    def take_for_dead(self, node: str) -> None:
+        """What Slurm does once a node has not answered for SlurmdTimeout: its jobs end as NODE_FAIL, or go back to the queue. A node
+        that comes back sooner has its job completing until Slurm looks again, which is a minute and more."""
+        self.ask("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=dead")
 
     def ask(self, *words: str | Path) -> str:
         """What one of Slurm's commands says; empty if it fails, as while a job is unknown."""

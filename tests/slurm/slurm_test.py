@@ -23,7 +23,7 @@ from typing import Callable
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 sys.path.append(str(Path(__file__).resolve().parent))
 import job  # noqa: E402
-from cluster import BEING_STARTED_S, Cluster, wait_until  # noqa: E402
+from cluster import Cluster, wait_until  # noqa: E402
 
 CORES = sorted(os.sched_getaffinity(0))
 FIRST, REST = {CORES[0]}, set(CORES[1:] or CORES)
@@ -190,8 +190,7 @@ def killed_node(steps: int) -> None:
 
         wait_until(lambda: True if run.events("revoked") else None, 60, "the end of the dead worker's lease")
         revoked_after = time.monotonic() - begun
-        # A node that comes back sooner: Slurm takes its job for one that is still being started, and looks no more for minutes.
-        wait_until(lambda: True if time.monotonic() - begun > BEING_STARTED_S else None, 60, "the age of the dead worker's job")
+        cluster.take_for_dead("k2")
         cluster.start_node("k2")
         again = wait_until(granted_again, TIMEOUT_S, "another grant of the dead worker's task")
         if victim["uuid"] in again["text"]:

@@ -28,7 +28,9 @@ std::vector<std::string> variant_lines(const std::vector<VariantFigures>& varian
   const bool says_untrained =
       std::ranges::any_of(variants, [](const auto& of) { return of.kept_untrained > 0; });
   if (says_untrained) table.column("kept untrained", 8, true);
-  table.column("KL", 8, true).column("window of its bytes", 7, true).column("control", 4, true);
+  table.column("KL", 8, true)
+      .column("KL: window of its bytes", 7, true)
+      .column("KL: control", 4, true);
   const auto most = std::ranges::max_element(
       variants, {}, [](const VariantFigures& figures) { return figures.gap_closed.size(); });
   const bool has_texts = most->gap_closed.size() > 1;  // else that KL is the mean's
