@@ -66,11 +66,13 @@ class ExportParity:
     attention: dict[str, object] = {}  # of the recipe, where it is not the job's own
     family: dict[str, object] = {}  # transformers' configuration of a random teacher; empty: SmolLM2
     compute_dtype = "fp32"
+    has_last_stage = False
 
     @classmethod
     def setUpClass(cls) -> None:
         teacher = {"model.path": str(cls.random_teacher())} if cls.family else {}
         cls.job = job.Job({**job.MORE_EVALUATION, **teacher, "plan.compute_dtype": cls.compute_dtype,
+                           "finetune.enabled": cls.has_last_stage,
                            **{f"attention.{key}": value for key, value in cls.attention.items()}})
         cls.addClassCleanup(cls.job.close)
         cls.job.model = Path(teacher.get("model.path", cls.job.model))
@@ -190,6 +192,8 @@ class ExportParity:
 class WithAnAdapter(ExportParity):
     """What the attention does not change: once a family of models."""
 
+    has_last_stage = True
+
     @torch.no_grad()
     def test_the_adapter_in_peft_gives_our_logits(self) -> None:
         from peft import PeftModel
@@ -267,6 +271,7 @@ class WithARecallCache(ExportParity, unittest.TestCase):
     """Keys that left the window and stay exact: both sides choose the same."""
 
     attention = {"window": "terraced", "recall_cache": 16}
+    has_last_stage = True
 
     @torch.no_grad()
     def test_a_student_of_a_run_without_one_gains_it_by_an_option(self) -> None:
