@@ -37,7 +37,7 @@ struct VariantFigures {
   bool is_on_front = false;      // no other has a smaller KL with as few bytes, or fewer
 };
 
-// Sorted by KL, which even three layers among thirty move clearly where the loss hardly does;
+// Sorted by KL, which even a few layers among many move clearly where the loss hardly does;
 // without an evaluation by their error. Empty: the run has no variants, or no layer of them is
 // trained yet.
 [[nodiscard]] std::vector<VariantFigures> variants_of(const RunStatus& status);

@@ -15,7 +15,7 @@ namespace hedgerow::worker {
 namespace {
 
 struct LabArguments {
-  std::string study, text;
+  std::string study, text, model, tokens;
   int seeds = 0, threads = 0;
   bool small = false, published = false, progress = false;
 };
@@ -48,6 +48,8 @@ storage::ExitCode lab_command(const LabArguments& given) {
                             ? given.threads
                             : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
   options.text = given.text;
+  options.model = given.model;
+  options.tokens = given.tokens;
   options.progress = [&](double share, const std::string& note) {
     progress(study.name, share, note);
   };
@@ -76,6 +78,9 @@ void register_lab(CLI::App& app, Action& action) {
   command->add_option("--threads", options->threads, "Trials at once; 0: as many as cores")
       ->check(CLI::Range(0, 256));
   command->add_option("--text", options->text, "Text file, of studies of language models");
+  CLI::Option* tokens = command->add_option(
+      "--tokens", options->tokens, "The text as that model's tokens (encode_text.py)");
+  command->add_option("--model", options->model, "A BERT's directory, of encoder")->needs(tokens);
   command->add_flag("--progress", options->progress, kProgressHelp);
   command->callback([options, &action] { action = [options] { return lab_command(*options); }; });
 }

@@ -59,7 +59,20 @@ SentenceBatch draw_sentences(const at::Tensor& text,
   const at::Tensor offsets = at::arange(options.most, integers);
   const at::Tensor is_token = offsets.unsqueeze(0).lt(lengths.flatten().unsqueeze(1));
   const at::Tensor bytes = text.index({all.unsqueeze(1) + offsets});
-  return {.ids = bytes.masked_fill(is_token.logical_not(), 0), .is_token = is_token};
+  SentenceBatch batch{.ids = bytes.masked_fill(is_token.logical_not(), 0), .is_token = is_token};
+  const auto column = [&](std::int64_t value) {
+    return at::full({2 * num_pairs, 1}, value, integers);
+  };
+  if (options.end_token >= 0) {
+    batch.ids = at::cat({batch.ids, column(0)}, 1)
+                    .scatter(1, lengths.flatten().unsqueeze(1), options.end_token);
+    batch.is_token = at::cat({column(1).to(at::kBool), batch.is_token}, 1);
+  }
+  if (options.begin_token >= 0) {
+    batch.ids = at::cat({column(options.begin_token), batch.ids}, 1);
+    batch.is_token = at::cat({column(1).to(at::kBool), batch.is_token}, 1);
+  }
+  return batch;
 }
 
 at::Tensor embed_sentences(const Transformer& model, const SentenceBatch& batch) {

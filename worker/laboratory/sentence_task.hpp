@@ -16,7 +16,9 @@
 namespace hedgerow::worker::laboratory {
 
 struct SentenceOptions {
-  std::int64_t least = 48, most = 96;  // bytes of a piece
+  std::int64_t least = 48, most = 96;  // bytes, or tokens, of a piece
+  // Tokens before and behind each piece, as BERT's [CLS] and [SEP]; -1: none.
+  std::int64_t begin_token = -1, end_token = -1;
   double temperature = 0.1;            // of the cosines in the loss
   std::int64_t score_pairs = 256;
   std::int64_t score_group = 16;   // pairs among which one is looked for; a guess finds 1 of them
@@ -26,8 +28,9 @@ struct SentenceOptions {
 };
 
 struct SentenceBatch {
-  at::Tensor ids;       // int64 [2 P, most]; piece 2 i + 1 follows piece 2 i
-  at::Tensor is_token;  // bool [2 P, most]
+  // int64 [2 P, T], T = most and the tokens beside a piece; piece 2 i + 1 follows piece 2 i.
+  at::Tensor ids;
+  at::Tensor is_token;  // bool [2 P, T]
 };
 
 [[nodiscard]] SentenceBatch draw_sentences(const at::Tensor& text,

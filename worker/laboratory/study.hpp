@@ -19,6 +19,9 @@ struct StudyOptions {
   int num_seeds = 0;    // 0: as many as the study's own
   int num_threads = 1;  // trials at once, a core each
   std::string text;     // a text file, of the studies that train on one
+  // Of `encoder`: the directory of a BERT in place of one that is trained here, and the text as its
+  // tokens (encoder.cpp); empty: none.
+  std::string model, tokens;
   std::vector<std::string> only;  // of `recall`: these attentions beside softmax; empty: all
   std::function<void(double share, const std::string& note)> progress;
   std::function<void(const nlohmann::json& row)> on_row;  // a row of the table as it comes

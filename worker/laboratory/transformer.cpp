@@ -58,9 +58,10 @@ Transformer::Transformer(const TransformerOptions& options)
   if (options.positions == Positions::kLearned)
     positions_ = drawn("positions", options.max_positions, M, embedding_deviation / 2);
   for (std::int64_t l = 0; l < options.num_layers; ++l) layers_.push_back(make_layer(l));
-  last_norm_ = trained("last_norm", at::ones({M}));
+  const std::string norm = options.norm_embedding ? "embedding_norm" : "last_norm";
+  model_norm_ = trained(norm, at::ones({M}));
   if (options.norm == LayerNormKind::kLayer)
-    last_norm_bias_ = trained("last_norm_bias", at::zeros({M}));
+    model_norm_bias_ = trained(norm + "_bias", at::zeros({M}));
   head_ = options.tied_head ? embedding_ : drawn("head", options.vocab_size, M, head_deviation);
 }
 
@@ -264,6 +265,7 @@ at::Tensor Transformer::run(const at::Tensor& ids,
         .view(x.sizes());
   };
   at::Tensor x = embed(ids);
+  if (options_.norm_embedding) x = norm(x, model_norm_, model_norm_bias_);
   for (const Layer& layer : layers_) {
     if (options_.norm_first) {
       x = x + attention(layer, norm(x, layer.norm1, layer.norm1_bias), is_token, probe);
@@ -273,7 +275,7 @@ at::Tensor Transformer::run(const at::Tensor& ids,
       x = norm(x + mlp(layer, x), layer.norm2, layer.norm2_bias);
     }
   }
-  return norm(x, last_norm_, last_norm_bias_);
+  return options_.norm_embedding ? x : norm(x, model_norm_, model_norm_bias_);
 }
 
 at::Tensor Transformer::hidden(const at::Tensor& ids, const at::Tensor& is_token) const {

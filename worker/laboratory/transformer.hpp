@@ -28,7 +28,8 @@ struct TransformerOptions {
   std::int64_t num_heads = 4;
   std::int64_t mlp_size = 128;
   LayerNormKind norm = LayerNormKind::kRms;
-  bool norm_first = true;  // before each branch; false: behind each sum
+  bool norm_first = true;       // before each branch; false: behind each sum
+  bool norm_embedding = false;  // a norm of the embedding, and none at the end (BERT)
   Positions positions = Positions::kRotary;
   std::int64_t max_positions = 128;          // of kLearned
   bool tied_head = false;                    // the head is the embedding
@@ -119,7 +120,8 @@ class Transformer {
   TransformerOptions options_;
   at::Generator generator_;
   std::vector<Named> named_;
-  at::Tensor embedding_, positions_, head_, last_norm_, last_norm_bias_;
+  at::Tensor embedding_, positions_, head_;
+  at::Tensor model_norm_, model_norm_bias_;  // at the end, or of the embedding
   std::vector<Layer> layers_;
 };
 

@@ -3,10 +3,12 @@
 #include <CLI/CLI.hpp>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "coordinator/cli/programs/child.hpp"
 #include "coordinator/cli/programs/programs.hpp"
+#include "coordinator/cli/programs/temporary_directory.hpp"
 #include "coordinator/cli/terminal/format.hpp"
 #include "coordinator/cli/terminal/interrupt.hpp"
 #include "storage/base/file.hpp"
@@ -21,7 +23,7 @@ using storage::ErrorKind;
 using storage::ExitCode;
 
 struct LabOptions {
-  std::string study, out, text;
+  std::string study, out, text, model;
   bool small = false, published = false;
   int seeds = 0, threads = 0;
 };
@@ -101,6 +103,20 @@ void show(const json& object, const LabOptions& given, Terminal& terminal, bool&
   terminal.print_json(object);
 }
 
+// The text as the model's own tokens. False: interrupted.
+bool encode_text(const LabOptions& given, const fs::path& out, Terminal& terminal) {
+  if (given.study != "encoder")
+    throw Error(ErrorKind::kUsage,
+                "--model: study '" + given.study + "' trains its own; encoder takes one");
+  if (given.text.empty())
+    throw Error(ErrorKind::kUsage, "--model: name a text file of some megabytes by --text too");
+  return run_python(terminal,
+                    "tokens",
+                    "encode_text.py",
+                    {"--model", given.model, "--text", given.text, "--out", out.string()},
+                    [](const json&) {});
+}
+
 ExitCode run_lab(const LabOptions& given, Terminal& terminal) {
   ChildCommand command;
   command.arguments = {worker_binary(terminal.console()), "lab", given.study, "--progress"};
@@ -112,6 +128,13 @@ ExitCode run_lab(const LabOptions& given, Terminal& terminal) {
   if (given.threads > 0) add("--threads", std::to_string(given.threads));
   if (!given.text.empty()) add("--text", given.text);
   const InterruptScope interrupts;
+  std::optional<TemporaryDirectory> made;
+  if (!given.model.empty()) {
+    const fs::path tokens = made.emplace().path() / "tokens.safetensors";
+    if (!encode_text(given, tokens, terminal)) return ExitCode::kInterrupted;
+    add("--model", given.model);
+    add("--tokens", tokens.string());
+  }
   // Written after the child, whose end would otherwise wait for the picture.
   std::vector<json> results;
   bool is_complete = given.study == "list" || given.published;
@@ -147,6 +170,7 @@ RunCommand declare_lab(CLI::App& app) {
       ->check(CLI::Range(1, 256).description(""));
   app.add_option("--text", given->text, "of studies that train a language model")
       ->type_name("FILE");
+  app.add_option("--model", given->model, "a trained BERT (MiniLM), of encoder")->type_name("DIR");
   return [given](Terminal& terminal) { return run_lab(*given, terminal); };
 }
 

@@ -1,19 +1,16 @@
 #include "coordinator/cli/tasks/probe.hpp"
 
-#include <stdlib.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
 #include <filesystem>
 #include <memory>
 #include <optional>
-#include <system_error>
 
 #include "coordinator/cli/export/model_choice.hpp"
 #include "coordinator/cli/programs/child.hpp"
 #include "coordinator/cli/programs/programs.hpp"
+#include "coordinator/cli/programs/temporary_directory.hpp"
 #include "coordinator/cli/run/tokenizing.hpp"
 #include "coordinator/cli/terminal/format.hpp"
 #include "coordinator/cli/terminal/interrupt.hpp"
@@ -185,29 +182,6 @@ bool draw_maps(const json& corners, const std::filesystem::path& directory, Term
                         terminal.say("wrote " + object["written"].get<std::string>());
                     });
 }
-
-// A directory of temporary files, removed with the object.
-class TemporaryDirectory {
- public:
-  TemporaryDirectory() {
-    std::string name = (std::filesystem::temp_directory_path() / "hedgerow-probe-XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr)
-      throw storage::Error(
-          storage::ErrorKind::kUnavailable,
-          name + " cannot be made: " + std::generic_category().message(errno) + "; set TMPDIR");
-    path_ = name;
-  }
-  ~TemporaryDirectory() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TemporaryDirectory(const TemporaryDirectory&) = delete;
-  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
-  [[nodiscard]] const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 // One document, packed as [data.evaluate] packs a text that it evaluates whole. false: interrupted.
 bool tokenize_text(const ProbeOptions& options,

@@ -122,6 +122,19 @@ TEST(SentenceTask, PiecesFollowOneAnotherAndPaddingChangesNothing) {
     EXPECT_EQ(batch.ids[2 * pair + 1][0].item<std::int64_t>(),
               batch.ids[2 * pair][length - 1].item<std::int64_t>() + 1);
   }
+  SentenceOptions with_ends = options;
+  with_ends.begin_token = 301;
+  with_ends.end_token = 302;
+  auto again = at::make_generator<at::CPUGeneratorImpl>(4);
+  const SentenceBatch ended = draw_sentences(bytes, 5, with_ends, again);
+  for (std::int64_t row = 0; row < 10; ++row) {
+    const auto length = batch.is_token.select(0, row).sum().item<std::int64_t>();
+    EXPECT_EQ(ended.is_token[row].sum().item<std::int64_t>(), length + 2);
+    EXPECT_EQ(ended.ids[row][0].item<std::int64_t>(), 301);
+    EXPECT_EQ(ended.ids[row][length + 1].item<std::int64_t>(), 302);
+    EXPECT_TRUE(at::equal(ended.ids[row].narrow(0, 1, length), batch.ids[row].narrow(0, 0, length)));
+    EXPECT_TRUE(ended.is_token[row].narrow(0, 0, length + 2).all().item<bool>());
+  }
   AttentionSpec both_ways;
   both_ways.causal = false;
   const Transformer model(tiny(both_ways));

@@ -126,6 +126,7 @@ ConversionResult convert(const ConversionPlan& plan,
     TransformerOptions model = plan.model;
     model.seed += seed;
     const Transformer teacher(model);
+    if (plan.load) plan.load(teacher);
     const auto steps = static_cast<double>(plan.teacher.steps);
     result.teachers[seed] =
         train(teacher, plan.task, of_seed(plan.teacher, kTeacherBatches, seed), [&](double share) {

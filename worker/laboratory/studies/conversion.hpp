@@ -19,6 +19,7 @@ struct Conversion {
 
 struct ConversionPlan {
   TransformerOptions model;  // the teacher
+  std::function<void(const Transformer&)> load = {};  // its weights, which are trained on then
   TrainingOptions teacher, distil, finetune;
   TrainingTask task;  // of the teacher and of finetuning
   TrainingTask maps;  // map_loss on the task's inputs; its parameters are the maps'
