@@ -122,7 +122,7 @@ ALLOWED: dict[str, set[str]] = {
         "worker/model", "worker/model/layer", "worker/optim", "worker/task"},
     "worker/generate": {"kernels", "kernels/cuda", "storage/base", "storage/shape", "worker/comm", "worker/device",
         "worker/model", "worker/model/layer"},
-    "worker/laboratory": {"storage/base", "worker/optim"},
+    "worker/laboratory": {"storage/base", "storage/tensors", "worker/model", "worker/optim"},
     "worker/laboratory/studies": {"storage/base", "worker/laboratory"},
     "worker/logits": {"coordinator/wire", "storage/base", "storage/recipe", "storage/shape", "storage/shards",
         "worker/model/layer", "worker/task", "worker/transfer"},

@@ -6,7 +6,9 @@
 #include <vector>
 
 #include "storage/base/error.hpp"
+#include "storage/tensors/safetensors.hpp"
 #include "worker/laboratory/study.hpp"
+#include "worker/model/tensor_bytes.hpp"
 
 namespace hedgerow::worker::laboratory {
 namespace {
@@ -43,6 +45,20 @@ void SentenceOptions::validate() const {
   expect_option(score_group >= 2 && score_pairs % score_group == 0,
                 "score_group",
                 "expected a divisor of score_pairs above 1, found " + std::to_string(score_group));
+}
+
+Sentences read_sentences(const std::filesystem::path& path) {
+  const storage::SafetensorsFile file(path);
+  const at::Tensor ids = to_tensor(file.at("ids")), ends = to_tensor(file.at("ends"));
+  const std::int64_t held = ids.numel() / 20;
+  Sentences sentences;
+  sentences.text = {.train = ids.narrow(0, 0, ids.numel() - held),
+                    .held_out = ids.narrow(0, ids.numel() - held, held)};
+  sentences.options.least = 16;
+  sentences.options.most = 32;
+  sentences.options.begin_token = ends[0].item<std::int64_t>();
+  sentences.options.end_token = ends[1].item<std::int64_t>();
+  return sentences;
 }
 
 SentenceBatch draw_sentences(const at::Tensor& text,

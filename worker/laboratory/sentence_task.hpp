@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "worker/laboratory/language_task.hpp"
@@ -26,6 +27,15 @@ struct SentenceOptions {
 
   void validate() const;  // throws kUsage naming the field
 };
+
+// A text and how pieces of it are drawn.
+struct Sentences {
+  LanguageText text;
+  SentenceOptions options;
+};
+// What deploy/huggingface/encode_text.py writes: "ids" int64 [tokens], and "ends" int64 [2], what a
+// sentence begins and ends with. Throws as storage's readers do.
+[[nodiscard]] Sentences read_sentences(const std::filesystem::path& path);
 
 struct SentenceBatch {
   // int64 [2 P, T], T = most and the tokens beside a piece; piece 2 i + 1 follows piece 2 i.

@@ -8,12 +8,10 @@
 
 #include <filesystem>
 
-#include "storage/tensors/safetensors.hpp"
 #include "worker/laboratory/bert.hpp"
 #include "worker/laboratory/sentence_task.hpp"
 #include "worker/laboratory/studies/conversion.hpp"
 #include "worker/laboratory/studies/studies.hpp"
-#include "worker/model/tensor_bytes.hpp"
 
 namespace hedgerow::worker::laboratory {
 namespace {
@@ -32,27 +30,6 @@ TransformerOptions small_encoder(const SentenceOptions& sentences) {
   model.projection_biases = true;
   model.attention.causal = false;
   return model;
-}
-
-struct Sentences {
-  LanguageText text;
-  SentenceOptions options;
-};
-
-// What deploy/huggingface/encode_text.py writes: "ids" int64 [tokens], and "ends" int64 [2], what a
-// sentence begins and ends with.
-Sentences read_tokens(const std::filesystem::path& path) {
-  const storage::SafetensorsFile file(path);
-  const at::Tensor ids = to_tensor(file.at("ids")), ends = to_tensor(file.at("ends"));
-  const std::int64_t held = ids.numel() / 20;
-  Sentences sentences;
-  sentences.text = {.train = ids.narrow(0, 0, ids.numel() - held),
-                    .held_out = ids.narrow(0, ids.numel() - held, held)};
-  sentences.options.least = 16;
-  sentences.options.most = 32;
-  sentences.options.begin_token = ends[0].item<std::int64_t>();
-  sentences.options.end_token = ends[1].item<std::int64_t>();
-  return sentences;
 }
 
 // Of a trained encoder: 000's rate is 1e-5 over epochs of GLUE, ours is 50 steps.
@@ -132,7 +109,7 @@ nlohmann::json published_encoder() {
 StudyResult run_encoder(const StudyOptions& options) {
   const Sentences sentences =
       options.model.empty() ? Sentences{.text = read_language(options.text, {}), .options = {}}
-                            : read_tokens(options.tokens);
+                            : read_sentences(options.tokens);
   const ConversionPlan plan = encoder_plan(sentences, options);
   const auto conversions = paper_conversions(/*causal=*/false);
   const int num_seeds = options.num_seeds > 0 ? options.num_seeds : kEncoderSeeds;
