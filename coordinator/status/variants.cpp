@@ -55,8 +55,9 @@ Trained trained_students(const RunStatus& status) {
     for (const nlohmann::json& variant : task.result["variants"]) {
       const std::string student = variant.at("student").get<std::string>();
       const nlohmann::json& errors = variant.at("relative_mse");
+      const auto untrained = variant.value("kept_untrained", std::vector<bool>(errors.size()));
       for (std::size_t i = 0; i < errors.size(); ++i)
-        add_layer(student, errors[i], variant.at("kept_untrained").at(i).get<bool>());
+        add_layer(student, errors[i], untrained.at(i));
       add_seconds(student, variant);
     }
   }

@@ -3,8 +3,8 @@
   plot_variants.py --rows ROWS.json --out FILE.png
 
 ROWS.json is what `hedgerow metrics --variants --json` prints. A point a variant, bars from the least to the most of its seeds, a
-line through the front, a dash for the untrained window of the same bytes; beside it the same against the planned time of the whole job, where that is known. Writes {"written":
-path} to stdout. Exit 5 where Python has no matplotlib.
+line through the front, a dash for the untrained window of the same bytes; beside it the same against the planned time of the whole
+job, where that is known. Writes {"written": path} to stdout. Exit 5 where Python has no matplotlib.
 """
 
 from __future__ import annotations

@@ -47,6 +47,8 @@ TransformerOptions bert_options(const fs::path& directory) {
   text("model_type", "bert");
   text("hidden_act", "gelu");
   text("position_embedding_type", "absolute");
+  if (field<bool>(config, file, "is_decoder", false))
+    refuse(file, "is_decoder: expected false, found true; an encoder sees both ways");
   const auto number = [&](const char* name, std::int64_t otherwise) {
     return field<std::int64_t>(config, file, name, otherwise);
   };

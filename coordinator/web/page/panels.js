@@ -147,27 +147,14 @@ function drawVariants(run) {
   const rows = run.status.variants || [];
   byId('variants-section').hidden = rows.length === 0;
   const median = (spread, scale = 1) => number(spread ? shown(scale * spread.median) : NONE);
-  fillTable(
-      byId('variants').tBodies[0],
-      rows.map(
-          (row) =>
-              [{text: row.variant, className: 'clip', title: row.variant},
-               number(String(row.seeds)),
-               median(row.relative_mse),
-               median(row.kl),
-               number(row.kl ? shown(row.kl.least) : NONE),
-               number(row.kl ? shown(row.kl.most) : NONE),
-               ...[row.window_kl, row.control_kl].map(
-                   (kl) => number(isNumber(kl) ? shown(kl) : NONE)),
-               number(row.kept_untrained > 0 ? `${row.kept_untrained} of ${row.layers}` : ''),
-               Object.entries(row.texts || {})
-                       .filter(([, text]) => text.gap_closed)
-                       .map(([name, text]) => `${name} ${percent(text.gap_closed.median, 1)}`)
-                       .join(', ') ||
-                   NONE,
-               number(row.state_bytes > 0 ? bytes(row.state_bytes) : NONE),
-               median(row.seconds_per_step, 1000),
-               row.on_front ? 'yes' : '',
+  fillTable(byId('variants').tBodies[0], rows.map((row) => [
+    {text: row.variant, className: 'clip', title: row.variant}, number(String(row.seeds)), median(row.relative_mse),
+    median(row.kl), number(row.kl ? shown(row.kl.least) : NONE), number(row.kl ? shown(row.kl.most) : NONE),
+    ...[row.window_kl, row.control_kl].map((kl) => number(isNumber(kl) ? shown(kl) : NONE)),
+    number(row.kept_untrained > 0 ? `${row.kept_untrained} of ${row.layers}` : ''),
+    Object.entries(row.texts || {}).filter(([, text]) => text.gap_closed)
+        .map(([name, text]) => `${name} ${percent(text.gap_closed.median, 1)}`).join(', ') || NONE,
+    number(row.state_bytes > 0 ? bytes(row.state_bytes) : NONE), median(row.seconds_per_step, 1000), row.on_front ? 'yes' : '',
   ]));
 }
 

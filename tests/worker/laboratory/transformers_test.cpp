@@ -119,6 +119,7 @@ TEST(Bert, AnotherShapeIsRefusedByItsField) {
        {std::pair{R"({"model_type": "roberta"})", "model_type"},
         std::pair{R"({"model_type": "bert", "hidden_act": "relu"})", "hidden_act"},
         std::pair{R"({"position_embedding_type": "relative_key"})", "position_embedding_type"},
+        std::pair{R"({"is_decoder": true})", "is_decoder"},
         std::pair{R"({"num_attention_heads": "many"})", "num_attention_heads"}}) {
     storage::write_atomically(folder.path() / "config.json", config);
     EXPECT_THAT(refused([&] { (void)bert_options(folder.path()); }), ::testing::HasSubstr(field));

@@ -65,7 +65,7 @@ ConversionPlan encoder_plan(const Sentences& given, const StudyOptions& options)
   if (!options.model.empty()) take_model(options.model, plan);
   plan.task = sentence_task(text, sentences);
   plan.maps = sentence_maps(text, sentences);
-  plan.compare = [compared = compared](const Transformer& student, const Transformer& teacher) {
+  plan.compare = [compared](const Transformer& student, const Transformer& teacher) {
     return similarity_kept(student, teacher, compared);
   };
   return plan;
