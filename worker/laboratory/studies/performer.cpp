@@ -232,8 +232,9 @@ std::vector<Claim> leak_claims(const std::vector<TrialResult>& leaking) {
     std::vector<bool> leaks;
     for (const double value : found) leaks.push_back(value < kLowestPerplexity);
     claims.push_back(
-        claim_of(std::string(run == 0 ? "softmax" : "features") +
-                     " that sees its target is under perplexity 2 (demonstration of the leak)",
+        claim_of(std::string(run == 0 ? "softmax that sees its target is"
+                                      : "features that see their target are") +
+                     " under perplexity 2 (demonstration of the leak)",
                  paper[run],
                  range_text(found),
                  leaks));
