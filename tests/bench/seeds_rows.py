@@ -256,5 +256,5 @@ def last_stage(context: Context) -> Iterator[Row]:
     first = json.dumps(list(range(15)))
     yield compared("KL of LoRA on all layers over the first half kept as softmax, transfer alone (002 table 12: 94 % of the gap)", own,
                    kl("half", {"enabled": "false"}, {"softmax_layers": first}, "transfer"))
-    yield compared("KL after LoRA without transfer over with it (002 table 2: transfer first)",
+    yield compared("KL after LoRA without transfer, every layer its window alone, over with it (002 table 2: transfer first)",
                    kl("no-transfer", {"rank": "8"}, {"max_steps": "1", "learning_rate": "1e-9"}), own)
