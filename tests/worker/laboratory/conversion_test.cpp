@@ -10,22 +10,13 @@
 #include <string>
 
 #include "storage/base/error.hpp"
+#include "tests/worker/laboratory/usage_error.hpp"
 #include "worker/laboratory/sentence_task.hpp"
 
 namespace hedgerow::worker::laboratory {
 namespace {
 
 using ::testing::HasSubstr;
-
-std::string usage_error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const storage::Error& error) {
-    EXPECT_EQ(error.kind(), storage::ErrorKind::kUsage);
-    return error.what();
-  }
-  return "";
-}
 
 TransformerOptions tiny(const AttentionSpec& attention) {
   TransformerOptions options;
@@ -132,7 +123,8 @@ TEST(SentenceTask, PiecesFollowOneAnotherAndPaddingChangesNothing) {
     EXPECT_EQ(ended.is_token[row].sum().item<std::int64_t>(), length + 2);
     EXPECT_EQ(ended.ids[row][0].item<std::int64_t>(), 301);
     EXPECT_EQ(ended.ids[row][length + 1].item<std::int64_t>(), 302);
-    EXPECT_TRUE(at::equal(ended.ids[row].narrow(0, 1, length), batch.ids[row].narrow(0, 0, length)));
+    EXPECT_TRUE(
+        at::equal(ended.ids[row].narrow(0, 1, length), batch.ids[row].narrow(0, 0, length)));
     EXPECT_TRUE(ended.is_token[row].narrow(0, 0, length + 2).all().item<bool>());
   }
   AttentionSpec both_ways;

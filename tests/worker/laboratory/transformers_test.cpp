@@ -2,7 +2,6 @@
 // writes.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
-#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -13,6 +12,8 @@
 #include "storage/base/error.hpp"
 #include "storage/base/file.hpp"
 #include "storage/tensors/safetensors.hpp"
+#include "tests/support/temporary_directory.hpp"
+#include "tests/worker/laboratory/usage_error.hpp"
 #include "worker/laboratory/bert.hpp"
 #include "worker/laboratory/gpt2.hpp"
 #include "worker/model/tensor_bytes.hpp"
@@ -23,21 +24,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr double kOfTransformers = 1e-4;
-
-class Folder {
- public:
-  Folder() : path_(fs::temp_directory_path() / ("hedgerow_models_" + std::to_string(getpid()))) {
-    fs::create_directories(path_);
-  }
-  ~Folder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  [[nodiscard]] const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
 
 fs::path venv_python() {
   const char* cache = std::getenv("HEDGEROW_CACHE");
@@ -60,16 +46,6 @@ bool write_model(const std::string& kind, const fs::path& folder) {
   return true;
 }
 
-std::string refused(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const storage::Error& error) {
-    EXPECT_EQ(error.kind(), storage::ErrorKind::kUsage);
-    return error.what();
-  }
-  return "";
-}
-
 void load_gpt2(const Transformer& model, const fs::path& path) {
   const storage::SafetensorsFile file(path);
   for (const Gpt2Name& name : gpt2_names(model.options().num_layers))
@@ -78,7 +54,7 @@ void load_gpt2(const Transformer& model, const fs::path& path) {
 
 // Catches: a bias that is left out, the exact GELU, another epsilon, q, k and v in another order.
 TEST(Gpt2, LogitsEqualThoseOfTransformers) {
-  const Folder folder;
+  const tests::TemporaryDirectory folder;
   if (!write_model("gpt2", folder.path()))
     GTEST_SKIP() << "no Python with transformers; deploy/setup --tests makes it";
   const Transformer model(gpt2_options(50, 32, 3, 4, 24));
@@ -91,14 +67,14 @@ TEST(Gpt2, LogitsEqualThoseOfTransformers) {
   EXPECT_LE((logits - theirs).abs().max().item<double>(), kOfTransformers);
   // Another shape is told by the parameter's name.
   const Transformer wider(gpt2_options(50, 64, 3, 4, 24));
-  EXPECT_THAT(refused([&] { load_gpt2(wider, folder.path() / "model.safetensors"); }),
+  EXPECT_THAT(usage_error_of([&] { load_gpt2(wider, folder.path() / "model.safetensors"); }),
               ::testing::HasSubstr("embedding"));
 }
 
 // Catches: a norm at another place, a token type that is left out, the padding of the second
 // sequence seen by its tokens.
 TEST(Bert, HiddenStatesEqualThoseOfTransformers) {
-  const Folder folder;
+  const tests::TemporaryDirectory folder;
   if (!write_model("bert", folder.path()))
     GTEST_SKIP() << "no Python with transformers; deploy/setup --tests makes it";
   const Transformer model(bert_options(folder.path()));
@@ -114,7 +90,7 @@ TEST(Bert, HiddenStatesEqualThoseOfTransformers) {
 }
 
 TEST(Bert, AnotherShapeIsRefusedByItsField) {
-  const Folder folder;
+  const tests::TemporaryDirectory folder;
   for (const auto& [config, field] :
        {std::pair{R"({"model_type": "roberta"})", "model_type"},
         std::pair{R"({"model_type": "bert", "hidden_act": "relu"})", "hidden_act"},
@@ -122,7 +98,8 @@ TEST(Bert, AnotherShapeIsRefusedByItsField) {
         std::pair{R"({"is_decoder": true})", "is_decoder"},
         std::pair{R"({"num_attention_heads": "many"})", "num_attention_heads"}}) {
     storage::write_atomically(folder.path() / "config.json", config);
-    EXPECT_THAT(refused([&] { (void)bert_options(folder.path()); }), ::testing::HasSubstr(field));
+    EXPECT_THAT(usage_error_of([&] { (void)bert_options(folder.path()); }),
+                ::testing::HasSubstr(field));
   }
 }
 
