@@ -2,11 +2,6 @@
 // q, k and v the teacher's output, the student's beside it, and their mean squared error (eq. 5)
 // with its gradient for the maps. Fused on CUDA; elsewhere softmax_attention, hybrid_attention and
 // transfer_mse after one another.
-//
-// The linear term, which LoLCATs does not have, is the error of the linear branch alone: the mean
-// squared difference between sum l v / sum l and softmax over the keys outside window and sinks,
-// over the queries that have such keys. The loss has it linear_factor times. Without it a map is
-// only trained for its share beside the window's.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,14 +13,13 @@ namespace hedgerow::kernels {
 struct AttentionTransfer {
   at::Tensor y_true;  // [B, H, T, D] of q's dtype: what softmax_attention gives for each sequence
                       // alone, bit for bit. No autograd
-  // Scalar fp32 (fp64 for fp64 input): mean (y - y_true)^2, y in fp32, and the linear term.
+  // Scalar fp32 (fp64 for fp64 input): mean (y - y_true)^2, y in fp32.
   at::Tensor loss;
 };
 
 // q [B, H, T, D], k and v [B, G, T, D], bf16 or fp32; parameters and options as hybrid_attention's
 // (fp32_output counts for nothing). loss is differentiable in the maps and window_factors alone: q,
-// k and v are constants. A NaN in q, k or v reaches both results. Memory O(T). linear_factor > 0
-// needs a window, and takes the ATen backend on CUDA. Another backend than kAuto and kCuda is the
+// k and v are constants. A NaN in q, k or v reaches both results. Memory O(T). Another backend than kAuto and kCuda is the
 // teacher's, the student's and the error's. Any thread; on CUDA the current stream,
 // without waiting for it; throws c10::Error naming the argument, what was expected and what was
 // found. y_true: what an earlier call gave for the same q, k and v, which is not computed again but
@@ -35,7 +29,6 @@ AttentionTransfer attention_transfer(const at::Tensor& q,
                                      const at::Tensor& v,
                                      const HybridParameters& parameters,
                                      const HybridOptions& options,
-                                     double linear_factor = 0.0,
                                      Backend backend = Backend::kAuto,
                                      const at::Tensor& y_true = {});
 

@@ -44,25 +44,21 @@ HybridGradients hybrid_backward(Backend backend,
                                 const HybridProblem& problem,
                                 const HybridForward& forward,
                                 const at::Tensor& dy,
-                                const HybridNeeds& needs,
-                                const at::Tensor& dy_linear) {
+                                const HybridNeeds& needs) {
   RECORD_USER_SCOPE("hedgerow::hybrid_backward");
   // A caller may give factors that no window reads; no backend has a gradient of them.
   HybridNeeds present = needs;
   present.window_factors = needs.window_factors && problem.windowed();
-  TORCH_CHECK(
-      !dy_linear.defined() || (backend != Backend::kCuda && !(needs.q || needs.k || needs.v)),
-      "hybrid attention: y_linear has gradients of the parameters alone, and none on CUDA");
   switch (backend) {
     case Backend::kCpu:
-      return cpu::hybrid_backward_cpu(cpu::on_cpu(problem), forward, dy, present, dy_linear);
+      return cpu::hybrid_backward_cpu(cpu::on_cpu(problem), forward, dy, present);
     case Backend::kCuda:
       return cuda::hybrid_backend()->backward(problem, forward, dy, present);
     case Backend::kAuto:
     case Backend::kAten:
       break;
   }
-  return aten::hybrid_backward_aten(problem, forward, dy, present, dy_linear);
+  return aten::hybrid_backward_aten(problem, forward, dy, present);
 }
 
 Backend cross_entropy_backend_for(const at::Tensor& q,

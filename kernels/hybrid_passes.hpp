@@ -19,14 +19,12 @@ namespace hedgerow::kernels {
 // problem.v undefined: the denominators alone. `backend` is none but what hybrid_backend_for gives.
 HybridForward hybrid_forward(Backend backend, const HybridProblem& problem, bool keep_for_backward);
 
-// `forward` is of the same backend and problem, with keep_for_backward. dy_linear: the gradient by
-// y_linear (linear_output) where there is one; then for the parameters alone.
+// `forward` is of the same backend and problem, with keep_for_backward.
 HybridGradients hybrid_backward(Backend backend,
                                 const HybridProblem& problem,
                                 const HybridForward& forward,
                                 const at::Tensor& dy,
-                                const HybridNeeds& needs,
-                                const at::Tensor& dy_linear = {});
+                                const HybridNeeds& needs);
 
 // The same for the cross-entropy of the weights: value and, if wanted, gradients in one pass.
 // problem.v is undefined. kCpu takes no fp64.

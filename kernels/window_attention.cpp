@@ -68,54 +68,26 @@ void attend_window(const at::Tensor& q,
   }
 }
 
-// The same, of the keys num_sinks <= j < window_begin.
-void attend_outside(const at::Tensor& q,
-                    const at::Tensor& k,
-                    const at::Tensor& v,
-                    const HybridOptions& options,
-                    const at::Tensor& y) {
-  const std::int64_t T = q.size(1), G = k.size(0), R = q.size(0) / G, S = options.num_sinks;
-  std::int64_t begin = first_linear_query(options, T);
-  y.narrow(1, 0, begin).zero_();
-  for (; begin < T; begin += kMostQueries) {
-    const std::int64_t count = std::min(kMostQueries, T - begin);
-    const std::int64_t end = window_begin(options.layout, options.window_size, begin + count - 1);
-    const at::Tensor begins = window_begins(options, begin, count);
-    const at::Tensor unseen = at::arange(S, end).ge(begins).to(q.device()).repeat({R, 1});
-    const at::Tensor rows = q.narrow(1, begin, count).unflatten(0, {G, R}).flatten(1, 2);
-    const at::Tensor weights = at::softmax(
-        at::matmul(rows, k.narrow(1, S, end - S).transpose(-1, -2)).masked_fill_(unseen, -INFINITY),
-        -1);
-    y.narrow(1, begin, count)
-        .copy_(at::matmul(weights, v.narrow(1, S, end - S)).unflatten(1, {R, count}).flatten(0, 1));
-  }
-}
-
-AttentionShape check_window_attention(const at::Tensor& q,
+void check_window_attention(const at::Tensor& q,
                                       const at::Tensor& k,
                                       const at::Tensor& v,
                                       const HybridOptions& options) {
-  const AttentionShape shape = check_attention(q, k, v);
+  check_attention(q, k, v);
   TORCH_CHECK(options.layout != WindowLayout::kNone,
               "window attention: needs a window, found the layout none");
   check_window(options);
-  return shape;
 }
 
-template <typename Attend>
 at::Tensor each_sequence(const at::Tensor& q,
                          const at::Tensor& k,
                          const at::Tensor& v,
-                         const HybridOptions& options,
-                         const Attend& attend_one) {
-  const AttentionShape shape = check_window_attention(q, k, v, options);
-  const c10::NoGradGuard no_grad;
+                         const HybridOptions& options) {
   const at::ScalarType dtype = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  const double scale = 1.0 / std::sqrt(static_cast<double>(shape.D));
+  const double scale = 1.0 / std::sqrt(static_cast<double>(q.size(3)));
   const at::Tensor y =
       at::empty(q.sizes(), q.options().dtype(options.fp32_output ? dtype : q.scalar_type()));
-  for (std::int64_t b = 0; b < shape.B; ++b) {
-    attend_one(q[b].to(dtype).mul(scale), k[b].to(dtype), v[b].to(dtype), options, y[b]);
+  for (std::int64_t b = 0; b < q.size(0); ++b) {
+    attend_window(q[b].to(dtype).mul(scale), k[b].to(dtype), v[b].to(dtype), options, y[b]);
   }
   return y;
 }
@@ -137,24 +109,7 @@ at::Tensor window_attention(const at::Tensor& q,
   });
   const c10::NoGradGuard no_grad;
   return chosen == Backend::kCuda ? fused->window(q, k, v, options)
-                                  : each_sequence(q, k, v, options, attend_window);
-}
-
-at::Tensor outside_attention(const at::Tensor& q,
-                             const at::Tensor& k,
-                             const at::Tensor& v,
-                             const HybridOptions& options) {
-  RECORD_USER_SCOPE("hedgerow::outside_attention");
-  return each_sequence(q, k, v, options, attend_outside);
-}
-
-std::int64_t first_linear_query(const HybridOptions& options, std::int64_t T) {
-  std::int64_t query = 0;
-  while (query < T &&
-         window_begin(options.layout, options.window_size, query) <= options.num_sinks) {
-    ++query;
-  }
-  return query;
+                                  : each_sequence(q, k, v, options);
 }
 
 }  // namespace hedgerow::kernels

@@ -27,16 +27,4 @@ at::Tensor window_attention(const at::Tensor& q,
                             const HybridOptions& options,
                             Backend backend = Backend::kAuto);
 
-// What is left of the teacher without them: softmax over the keys before the window that are no
-// sinks, which the linear branch alone has to give (the target of attention_transfer's linear
-// term). 0 for the queries 0 .. first_linear_query(...) that have no such key. Work O(T^2 D / 2);
-// else as window_attention.
-at::Tensor outside_attention(const at::Tensor& q,
-                             const at::Tensor& k,
-                             const at::Tensor& v,
-                             const HybridOptions& options);
-
-// The first query, as far as T, that has a key outside window and sinks; T if none has.
-[[nodiscard]] std::int64_t first_linear_query(const HybridOptions& options, std::int64_t T);
-
 }  // namespace hedgerow::kernels

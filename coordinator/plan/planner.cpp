@@ -214,7 +214,6 @@ std::string slow_attention(const Recipe& recipe, int head_dim) {
       "attention.feature_dim = " + std::to_string(attention.feature_dim) + " (more than " +
           std::to_string(kMostDecodeFeatures) + " in decode)");
   set(recipe.plan.compute_dtype == "fp32", "plan.compute_dtype = \"fp32\"");
-  set(recipe.transfer.linear_factor > 0.0, "transfer.linear_factor > 0");
   if (reasons.empty()) return "";
   std::string text = "attention at " + reasons.front();
   for (std::size_t i = 1; i < reasons.size(); ++i)

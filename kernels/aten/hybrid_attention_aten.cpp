@@ -40,11 +40,6 @@ at::Tensor with_column(const at::Tensor& x, const at::TensorOptions& options) {
   return out;
 }
 
-// 1 / mass, and 0 where there is none.
-at::Tensor inverse_mass(const at::Tensor& mass) {
-  return mass.gt(0.0).to(mass.scalar_type()) / mass.clamp_min(std::numeric_limits<float>::min());
-}
-
 // One part's tensors that both directions read.
 struct Operands {
   Operands(const HybridProblem& problem,
@@ -132,21 +127,11 @@ void forward_part(const Part& part, const HybridForward& out) {
       at::matmul(x.tile_weights(near).flatten(3, 4), x.u_tiles).unflatten(3, {x.c.R, x.c.C});
   at::Tensor mass =
       near.defined() ? near.sum(-1) : at::zeros(sums.sizes().slice(0, 5), x.c.options);
-  at::Tensor linear;
-  if (out.y_linear.defined()) {
-    linear =
-        near.defined()
-            ? at::matmul(near.flatten(3, 4), x.u.narrow(2, 0, x.c.N)).unflatten(3, {x.c.R, x.c.C})
-            : at::zeros_like(sums);
-  }
   if (x.c.with_state() > 0) {
     const at::Tensor before =
         at::matmul(x.with_state(x.phi_q), x.states().unflatten(3, {x.c.K, x.c.F}));
     x.with_state(sums).add_(before);
     x.with_state(mass).add_(before.select(-1, x.values));
-    if (linear.defined()) {
-      x.with_state(linear).add_(before);
-    }
   }
   at::Tensor denominator = sums.narrow(-1, x.values, 1);
   if (!problem.windowed()) {
@@ -160,11 +145,6 @@ void forward_part(const Part& part, const HybridForward& out) {
     if (out.y_saved.defined() && !out.y_saved.is_same(out.y)) {
       part.queries(out.y_saved).copy_(y);
     }
-    if (linear.defined()) {
-      part.queries(out.y_linear)
-          .copy_(
-              x.c.query_tokens(linear.narrow(-1, 0, x.values) * inverse_mass(mass.unsqueeze(-1))));
-    }
   }
 }
 
@@ -173,7 +153,6 @@ class BackwardPart {
   BackwardPart(const Part& part,
                const HybridForward& forward,
                const at::Tensor& dy,
-               const at::Tensor& dy_linear,
                const HybridNeeds& needs)
       : part_(part),
         problem_(part.problem),
@@ -197,14 +176,7 @@ class BackwardPart {
     const at::Tensor dn = part.queries(dy).to(x_.c.options.dtype()) * inverse;
     at::Tensor e = with_column(dn, x_.c.options);
     e.select(3, x_.values).copy_((dn * part.queries(forward.y_saved)).sum(-1)).neg_();
-    e_ = e_window_ = x_.c.query_chunks(e);
-    if (dy_linear.defined()) {
-      const at::Tensor of_linear = inverse_mass(part.queries(forward.linear_mass)).unsqueeze(-1);
-      const at::Tensor dn_linear = part.queries(dy_linear).to(x_.c.options.dtype()) * of_linear;
-      at::Tensor more = with_column(dn_linear, x_.c.options);
-      more.select(3, x_.values).copy_((dn_linear * part.queries(forward.y_linear)).sum(-1)).neg_();
-      e_ = e_window_ + x_.c.query_chunks(more);
-    }
+    e_ = x_.c.query_chunks(e);
   }
 
   void run(const HybridGradients& out) {
@@ -283,7 +255,7 @@ class BackwardPart {
 
   // p da of the window's pairs, tile by tile.
   [[nodiscard]] at::Tensor window_pairs() const {
-    return at::matmul(e_window_.flatten(3, 4), x_.u_tiles.transpose(-1, -2))
+    return at::matmul(e_.flatten(3, 4), x_.u_tiles.transpose(-1, -2))
         .unflatten(3, {x_.c.R, x_.c.C})
         .mul_(x_.window_weights());
   }
@@ -337,8 +309,7 @@ class BackwardPart {
   const HybridNeeds& needs_;
   DifferentiableMap map_q_, map_k_;
   Operands x_;
-  // e_: of linear pairs, with the gradient by y_linear; e_window_: of the window's pairs.
-  at::Tensor e_, e_window_, dphi_q_, dphi_k_, du_, dq_, dk_;
+  at::Tensor e_, dphi_q_, dphi_k_, du_, dq_, dk_;
 };
 
 }  // namespace
@@ -357,7 +328,6 @@ HybridGradients hybrid_backward_aten(const HybridProblem& problem,
                                      const HybridForward& forward,
                                      const at::Tensor& dy,
                                      const HybridNeeds& needs,
-                                     const at::Tensor& dy_linear,
                                      std::int64_t part_elements) {
   const auto like = [](bool needed, const at::Tensor& x) {
     return needed && x.defined() ? at::zeros_like(x) : at::Tensor();
@@ -370,7 +340,7 @@ HybridGradients hybrid_backward_aten(const HybridProblem& problem,
   out.map_k = {like(needs.map_k, problem.map_k.layer), like(needs.map_k, problem.map_k.bias)};
   out.window_factors = like(needs.window_factors, problem.gate);
   for (const Part& part : parts_of(problem, elements_per_head(problem), part_elements)) {
-    BackwardPart(part, forward, dy, dy_linear, needs).run(out);
+    BackwardPart(part, forward, dy, needs).run(out);
   }
   return out;
 }

@@ -17,7 +17,6 @@ HybridGradients hybrid_backward_aten(const HybridProblem& problem,
                                      const HybridForward& forward,
                                      const at::Tensor& dy,
                                      const HybridNeeds& needs,
-                                     const at::Tensor& dy_linear = {},
                                      std::int64_t part_elements = kPartElements);
 
 }  // namespace hedgerow::kernels::aten

@@ -59,7 +59,6 @@ at::Tensor sum_states(const HybridProblem& problem);
 HybridGradients hybrid_backward_cpu(const HybridProblem& problem,
                                     const HybridForward& forward,
                                     const at::Tensor& dy,
-                                    const HybridNeeds& needs,
-                                    const at::Tensor& dy_linear = {});
+                                    const HybridNeeds& needs);
 
 }  // namespace hedgerow::kernels::cpu

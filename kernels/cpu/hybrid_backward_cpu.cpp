@@ -61,9 +61,6 @@ void BackwardWalker::join_queries(std::int64_t chunk) {
       const std::int64_t D = problem_.shape.D, n = tile.queries();
       const float* phi = phi_q(tile.begin);
       dy_ = dy_rows_.rows(b_, h_, tile.begin, tile.end);
-      if (sizes_.has_linear_gradient) {
-        dy_linear_ = dy_linear_rows_.rows(b_, h_, tile.begin, tile.end);
-      }
       scale_gradients(tile);
       multiply(problem_.products,
                {problem_.F, D, n},
@@ -182,17 +179,14 @@ BackwardPartials make_partials(const HybridProblem& problem, const HybridNeeds& 
 HybridGradients hybrid_backward_cpu(const HybridProblem& problem,
                                     const HybridForward& forward,
                                     const at::Tensor& dy,
-                                    const HybridNeeds& needs,
-                                    const at::Tensor& dy_linear) {
+                                    const HybridNeeds& needs) {
   const BackwardPartials partials = make_partials(problem, needs);
   const at::Tensor rows = dy.stride(3) == 1 ? dy : dy.contiguous();
-  const at::Tensor linear_rows =
-      !dy_linear.defined() || dy_linear.stride(3) == 1 ? dy_linear : dy_linear.contiguous();
   const at::Tensor states = forward.saved.empty() ? sum_states(problem) : forward.saved[0];
   const bool keys_side = needs.k || needs.v || needs.map_k;
   const at::Tensor borders = keys_side ? make_borders(problem) : at::Tensor();
   walk_segments(problem, borders, /*descends=*/true, [&] {
-    return BackwardWalker(problem, forward, states, rows, linear_rows, needs, partials);
+    return BackwardWalker(problem, forward, states, rows, needs, partials);
   });
   HybridGradients gradients;
   gradients.q = partials.dq;

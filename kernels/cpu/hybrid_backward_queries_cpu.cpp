@@ -7,9 +7,7 @@
 
 namespace hedgerow::kernels::cpu {
 
-WalkerSizes::WalkerSizes(const HybridProblem& problem,
-                         const HybridNeeds& needs,
-                         bool linear_gradient)
+WalkerSizes::WalkerSizes(const HybridProblem& problem, const HybridNeeds& needs)
     : D(problem.shape.D),
       F(problem.F),
       sinks(problem.num_sinks()),
@@ -22,7 +20,6 @@ WalkerSizes::WalkerSizes(const HybridProblem& problem,
                       HybridProblem::kQueryTile),
       tiles(problem.key_group() * query_chunks() * tiles_per_chunk),
       key_rows((chunks + 2 * lag) * problem.chunk()),
-      has_linear_gradient(linear_gradient),
       near_linear(problem.options.layout != WindowLayout::kTerraced),
       scores(needs.q || needs.k || needs.v),
       keys_side(needs.k || needs.v || needs.map_k),
@@ -34,7 +31,6 @@ BackwardWalker::BackwardWalker(const HybridProblem& problem,
                                const HybridForward& forward,
                                const at::Tensor& states,
                                const at::Tensor& dy,
-                               const at::Tensor& dy_linear,
                                const HybridNeeds& needs,
                                const BackwardPartials& out)
     : problem_(problem),
@@ -42,7 +38,7 @@ BackwardWalker::BackwardWalker(const HybridProblem& problem,
       states_(states),
       needs_(needs),
       out_(out),
-      sizes_(problem, needs, dy_linear.defined()),
+      sizes_(problem, needs),
       q_rows_(problem.q, HybridProblem::kQueryTile),
       k_rows_(problem.k, sizes_.key_rows),
       v_rows_(problem.v, sizes_.key_rows),
@@ -50,8 +46,6 @@ BackwardWalker::BackwardWalker(const HybridProblem& problem,
       dy_rows_(dy, HybridProblem::kQueryTile),
       sink_k_rows_(problem.k, problem.num_sinks()),
       sink_v_rows_(problem.v, problem.num_sinks()),
-      y_linear_rows_(dy_linear.defined() ? forward.y_linear : dy, HybridProblem::kQueryTile),
-      dy_linear_rows_(dy_linear.defined() ? dy_linear : dy, HybridProblem::kQueryTile),
       map_q_(problem, problem.map_q, FeatureMapRole::kQuery, problem.tile_lanes()),
       map_k_(problem, problem.map_k, FeatureMapRole::kKey, problem.chunk_lanes()),
       totals_(static_cast<std::size_t>(problem.key_group())),
@@ -212,25 +206,6 @@ void BackwardWalker::prepare_rows(const QueryTile& tile) {
     rows_inverse[i] = 1.0F / denominator[i];
     lane_dz[i] *= -rows_inverse[i];
   }
-  if (sizes_.has_linear_gradient) {
-    const std::int64_t D = problem_.shape.D;
-    const float* mass = head_of(forward_.linear_mass, h_) + tile.begin;
-    float* of_linear = inverse_linear(tile.begin);
-    float* deltas = scratch_.lanes.data() + 3 * sizes_.ld;
-    const Rows y_linear = y_linear_rows_.rows(b_, h_, tile.begin, tile.end);
-    dy_linear_ = dy_linear_rows_.rows(b_, h_, tile.begin, tile.end);
-    row_dots(dy_linear_.row(tile.begin),
-             dy_linear_.ld,
-             y_linear.row(tile.begin),
-             y_linear.ld,
-             n,
-             D,
-             deltas);
-    for (std::int64_t i = 0; i < n; ++i) {
-      of_linear[i] = mass[i] > 0.0F ? 1.0F / mass[i] : 0.0F;
-      lane_dz[i] -= of_linear[i] * deltas[i];
-    }
-  }
   scale_gradients(tile);
   transpose(scratch_.dn.data(),
             sizes_.width,
@@ -244,16 +219,6 @@ void BackwardWalker::scale_gradients(const QueryTile& tile) {
   const std::int64_t D = problem_.shape.D, n = tile.queries();
   scale_rows(
       dy_.row(tile.begin), dy_.ld, inverse(tile.begin), n, D, scratch_.dn.data(), sizes_.width);
-  if (sizes_.has_linear_gradient) {
-    scale_rows(dy_linear_.row(tile.begin),
-               dy_linear_.ld,
-               inverse_linear(tile.begin),
-               n,
-               D,
-               scratch_.dn_linear.data(),
-               sizes_.width);
-    add_floats(scratch_.dn.data(), scratch_.dn_linear.data(), n * sizes_.width, scratch_.dn.data());
-  }
 }
 
 void BackwardWalker::walk_tile(const QueryTile& tile, std::int64_t far) {

@@ -8,10 +8,6 @@
 //   dphi_q_i = sum_j da_ij phi_k_j
 //   dphi_k_j = sum_i da_ij phi_q_i
 //
-// With a gradient e by y_linear, the linear branch alone, da_ij of linear pairs is also (e_i.v_j -
-// e_i.y_linear_i) / sum_j l_ij; scaling all l does not change y_linear, so t_i below stays what it
-// is. (For the parameters alone: pairs of the window do not see e.)
-//
 // The maximum is part of the model, so it is differentiated; equal maxima share. y does not change
 // when p and l are scaled together, so t_i = -phi_q_i.dphi_q_i: the window factor's gradient,
 // (1 - g) sum_i t_i, and the maximum's come without the window's scores and without their
@@ -49,7 +45,7 @@ struct BackwardPartials {
 
 // The sizes of a walk's tiles and of a segment, and what of it is asked for.
 struct WalkerSizes {
-  WalkerSizes(const HybridProblem& problem, const HybridNeeds& needs, bool linear_gradient);
+  WalkerSizes(const HybridProblem& problem, const HybridNeeds& needs);
 
   std::int64_t D, F, sinks;
   std::int64_t ld, ld_chunk;  // lanes of a tile of queries, and of a chunk of keys
@@ -57,7 +53,6 @@ struct WalkerSizes {
   std::int64_t chunks, lag, tiles_per_chunk;
   std::int64_t tiles;     // the segment's tiles of queries, of all query heads
   std::int64_t key_rows;  // the segment's keys, and those of a chunk before and behind it
-  bool has_linear_gradient;
   bool near_linear;  // tiles hold linear pairs
   bool scores;       // the window's scores are needed
   bool keys_side, dq, dk, dv;
@@ -75,7 +70,7 @@ struct WalkerScratch {
   const WalkerSizes n;
   // One tile or chunk.
   Scratch q_transposed{n.D * n.ld};
-  Scratch dn{n.ld * n.width}, dn_linear{n.has_linear_gradient ? n.ld * n.width : 0};
+  Scratch dn{n.ld * n.width};
   Scratch dn_transposed{n.D * n.ld};
   Scratch phi_k{n.F * n.ld_chunk}, dphi{n.F * std::max(n.ld, n.ld_chunk)};
   Scratch v_transposed{n.keys_side ? n.D * n.ld_chunk : 0};
@@ -88,9 +83,8 @@ struct WalkerScratch {
   Scratch dphi_near{n.near_linear ? (n.chunks + n.lag) * n.F * n.ld_chunk : 0};
   // A segment: dk and dv by key.
   Scratch dk{n.dk ? n.key_rows * n.width : 0}, dv{n.dv ? n.key_rows * n.width : 0};
-  // A segment: 1 / Z, 1 / sum l and dz of every tile of every query head.
-  Scratch inverse{n.tiles * n.ld}, inverse_linear{n.has_linear_gradient ? n.tiles * n.ld : 0};
-  Scratch dz{n.tiles * n.ld};
+  // A segment: 1 / Z and dz of every tile of every query head.
+  Scratch inverse{n.tiles * n.ld}, dz{n.tiles * n.ld};
   Scratch sink_dk{n.dk ? n.sinks * n.width : 0}, sink_dv{n.dv ? n.sinks * n.width : 0};
   Scratch lanes{5 * n.ld};
 };
@@ -103,7 +97,6 @@ class BackwardWalker {
                  const HybridForward& forward,
                  const at::Tensor& states,
                  const at::Tensor& dy,
-                 const at::Tensor& dy_linear,
                  const HybridNeeds& needs,
                  const BackwardPartials& out);
   void select(std::int64_t head);
@@ -123,9 +116,9 @@ class BackwardWalker {
   void walk_tile(const QueryTile& tile, std::int64_t far);
   // What join_queries reads of a chunk that no ascent has walked.
   void prepare_queries(std::int64_t chunk);
-  // dn = r dy as stored and transposed, and dz = -r delta a lane; with e both have its share.
+  // dn = r dy as stored and transposed, and dz = -r delta a lane.
   void prepare_rows(const QueryTile& tile);
-  // scratch_.dn = r dy, and the share of e.
+  // scratch_.dn = r dy.
   void scale_gradients(const QueryTile& tile);
   // da of the tile's pairs: all rows where the window's scores are needed, else the rows that hold
   // linear pairs; those are also copied, masked, to scratch_.linear.
@@ -165,9 +158,6 @@ class BackwardWalker {
   float* inverse(std::int64_t query) {
     return scratch_.inverse.data() + tile_index(query) * sizes_.ld;
   }
-  float* inverse_linear(std::int64_t query) {
-    return scratch_.inverse_linear.data() + tile_index(query) * sizes_.ld;
-  }
   float* dphi_near(std::int64_t chunk) {
     return scratch_.dphi_near.data() +
            (chunk - segment_.first_chunk + lag()) * problem_.F * sizes_.ld_chunk;
@@ -186,10 +176,8 @@ class BackwardWalker {
   std::int64_t key_head_ = 0, h_ = 0, member_ = 0;  // query head h_ = key_head_ R + member_
   Segment segment_{};
   HeadRows q_rows_, k_rows_, v_rows_, y_rows_, dy_rows_, sink_k_rows_, sink_v_rows_;
-  HeadRows y_linear_rows_, dy_linear_rows_;
   TileMap map_q_, map_k_;
   Rows q_, k_, v_, y_, dy_, sink_k_, sink_v_;  // q_, y_ and dy_: of a tile
-  Rows dy_linear_;                             // likewise
   float gate_ = 0;
   std::vector<double> totals_;           // by member: sum over the segment's queries of t_i
   SegmentState state_, state_gradient_;  // (S, z) and (dS, dz)

@@ -52,7 +52,6 @@ class ForwardWalker {
         linear_(ld_chunk_ * ld_),
         state_(problem),
         tile_y_(ld_ * padded(problem.shape.D)),
-        tile_linear_(out.y_linear.defined() ? ld_ * padded(problem.shape.D) : 0),
         lanes_(6 * ld_) {}
 
   void select(std::int64_t head) {
@@ -314,38 +313,6 @@ class ForwardWalker {
     if (out_.y_saved.defined() && !out_.y_saved.is_same(out_.y)) {
       store_rows(out_.y_saved, tile, tile_y_, inverse);
     }
-    if (out_.y_linear.defined()) {
-      linear_branch(tile, has_state, linear_sum);
-    }
-  }
-
-  // y_linear: the products with the state and with near values once more, without the window's.
-  void linear_branch(const QueryTile& tile, bool has_state, const float* linear_sum) {
-    const std::int64_t D = problem_.shape.D, n = tile.queries(), width = padded(D);
-    float* inverse = lanes_.data() + 4 * ld_;
-    for (std::int64_t i = 0; i < n; ++i) {
-      inverse[i] = linear_sum[i] > 0.0F ? 1.0F / linear_sum[i] : 0.0F;
-    }
-    tile_linear_.clear();
-    if (tile.linear_rows() > 0) {
-      multiply(problem_.products,
-               {n, D, tile.linear_rows()},
-               transposed(problem_.windowed() ? linear_.data() : weights_.data(), ld_),
-               v_.right(tile.keys_begin),
-               tile_linear_.data(),
-               width,
-               true);
-    }
-    if (has_state) {
-      multiply(problem_.products,
-               {n, D, problem_.F},
-               transposed(phi_q_.data(), ld_),
-               {state_.matrix(), width},
-               tile_linear_.data(),
-               width,
-               true);
-    }
-    store_rows(out_.y_linear, tile, tile_linear_, inverse);
   }
 
   void store_rows(const at::Tensor& y, const QueryTile& tile, Scratch& rows, const float* inverse) {
@@ -374,7 +341,7 @@ class ForwardWalker {
   float gate_ = 0;
   Scratch q_transposed_, phi_q_, phi_k_, phi_dropped_, recalled_k_, recalled_v_, weights_, linear_;
   SegmentState state_;
-  Scratch tile_y_, tile_linear_, lanes_;
+  Scratch tile_y_, lanes_;
 };
 
 }  // namespace

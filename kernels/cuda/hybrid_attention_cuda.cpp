@@ -108,7 +108,6 @@ at::Tensor window_cuda(const at::Tensor& q,
   const c10::DeviceGuard guard(q.device());
   HybridOptions alone = options;
   alone.feature_map = {.kind = FeatureMapKind::kRelu, .negation = false};
-  alone.linear_output = false;
   HybridParameters none;
   none.window_factors = at::zeros({q.size(1)}, q.options().dtype(at::kFloat));
   const HybridProblem problem = make_hybrid_problem(q, k, v, none, alone);

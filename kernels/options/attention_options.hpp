@@ -82,8 +82,6 @@ struct HybridOptions {
   std::int64_t linear_cap = 0;
   // y in fp32 instead of q's dtype (the transfer loss wants it unrounded)
   bool fp32_output = false;
-  // Also the linear branch alone, HybridForward::y_linear; not in the CUDA kernels
-  bool linear_output = false;
 };
 
 }  // namespace hedgerow::kernels

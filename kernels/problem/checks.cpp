@@ -189,8 +189,6 @@ void check_window(const HybridOptions& options) {
   TORCH_CHECK(options.linear_cap >= 0,
               "attention: linear_cap must be 0 (none) or more, found ",
               options.linear_cap);
-  TORCH_CHECK(options.recall_cache == 0 || !options.linear_output,
-              "attention: recall_cache goes without linear_output, which only training reads");
 }
 
 std::int64_t check_parameters(const HybridParameters& parameters,

@@ -53,9 +53,6 @@ HybridForward make_hybrid_forward(const HybridProblem& problem, bool keep_for_ba
       out.y_saved =
           problem.output_dtype() == problem.sum_dtype() ? out.y : rows(problem.sum_dtype());
     }
-    if (problem.options.linear_output) {
-      out.y_linear = rows(problem.sum_dtype());
-    }
   }
   return out;
 }

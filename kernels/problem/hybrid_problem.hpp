@@ -53,9 +53,6 @@ struct HybridForward {
   at::Tensor y_saved;      // y as the backward reads it; undefined with kNothing
   at::Tensor denominator;  // Z [B, H, T]
   at::Tensor linear_mass;  // sum_j l_ij [B, H, T]
-  // With linear_output: sum_j l_ij v_j / sum_j l_ij [B, H, T, D] of the sums' dtype, in memory as
-  // y; 0 for queries without linear pairs.
-  at::Tensor y_linear;
   // What else the same backend's backward reads, in an order of its own; entries may be undefined.
   std::vector<at::Tensor> saved;
 };

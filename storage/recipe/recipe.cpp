@@ -224,12 +224,6 @@ void check_transfer(const Recipe& recipe, RecipeProblems& problems) {
                  "and transfer.xent_factor are both 0: nothing would be learned");
   }
   const AttentionSpec& attention = recipe.attention;
-  if (transfer.linear_factor > 0.0 && attention.window == WindowLayout::kNone) {
-    problems.add("transfer.linear_factor",
-                 "= " + short_number(transfer.linear_factor) +
-                     ": without a window (attention.window = none) the linear branch is all there "
-                     "is, and mse_factor has its error; use 0");
-  }
   if (transfer.redraw_every > 0 && (!attention.row().one_draw || attention.train_feature_map)) {
     problems.add("transfer.redraw_every",
                  equals(transfer.redraw_every) +

@@ -198,10 +198,6 @@ void visit_transfer(Transfer& transfer, Visitor& visitor) {
   visitor.field("xent_factor",
                 transfer.xent_factor,
                 {"weight of the attention-weight error; O(T^2) work", 0, 1e9});
-  // That error is taken against softmax over the keys outside the branch's window.
-  visitor.field("linear_factor",
-                transfer.linear_factor,
-                {"times the linear branch's own error, beside mse_factor's", 0, 1e9});
   visitor.field("weight_decay", transfer.weight_decay, {"AdamW", 0, 1});
   visitor.field(
       "gradient_clip", transfer.gradient_clip, {"norm of each layer alone; 0: none", 0, 1e9});

@@ -1,5 +1,6 @@
 // Recipes out of TOML. All problems of a file are collected and reported together.
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <span>
 
@@ -136,6 +137,27 @@ void complete_finetune(const toml::table& root, FinetuneSection& finetune) {
     finetune.repeat_captured = root.contains("made_by");
 }
 
+// A key of earlier builds and the one value of it that this build computes, which their resolved
+// recipes say.
+struct RetiredKey {
+  const char* name;
+  double value;
+};
+constexpr std::array<RetiredKey, 1> kRetiredKeys{{{"transfer.linear_factor", 0.0}}};
+
+void take_retired_keys(const toml::table& root, RecipeReader& reader, RecipeProblems& problems) {
+  for (const RetiredKey& key : kRetiredKeys) {
+    const auto node = root.at_path(key.name);
+    if (!node) continue;
+    reader.known(key.name);
+    if (node.value<double>() == key.value) continue;
+    problems.add(key.name,
+                 "is of an earlier build, and this one has only its " +
+                     std::to_string(static_cast<int>(key.value)) +
+                     "; leave it out, or finish this run with the build that began it");
+  }
+}
+
 }  // namespace
 
 Recipe Recipe::parse(const std::string& toml,
@@ -149,6 +171,7 @@ Recipe Recipe::parse(const std::string& toml,
   RecipeReader reader(root, problems);
   visit_recipe(recipe, reader);
   reader.known("variants");
+  take_retired_keys(root, reader, problems);
   reader.report_unknown();
   problems.throw_if_any();
   complete_attention(root, recipe.attention);

@@ -99,7 +99,6 @@ struct TransferSection {
   int sequences_per_step = 4;
   double mse_factor = 1000.0;
   double xent_factor = 0.0;
-  double linear_factor = 0.0;
   double weight_decay = 0.0;
   double gradient_clip = 1.0;
   bool shuffle = false;

@@ -78,8 +78,6 @@ std::string why_not_fused(const AttentionPath& path, const AttentionBackends& ba
       return "a recall cache (attention.recall_cache > 0) has no fused kernel but the decode "
              "step's";
     });
-  if (path.use == AttentionUse::kTransfer && path.linear_factor > 0.0)
-    reason.unless([] { return "transfer.linear_factor > 0 has no fused kernel"; });
   reason.unless([&] {
     return backends.hybrid->why_not(
         q, parameters, path.options, path.use == AttentionUse::kFinetune);

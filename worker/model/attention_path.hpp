@@ -27,7 +27,7 @@ struct AttentionPath {
   // Parameters of a layer with maps; null: softmax attention alone. They may lie on another device.
   const kernels::HybridParameters* parameters = nullptr;
   kernels::HybridOptions options{};
-  double linear_factor = 0.0, xent_factor = 0.0;  // of a transfer
+  double xent_factor = 0.0;  // of a transfer
 };
 [[nodiscard]] AttentionPath attention_path(AttentionUse use,
                                            const storage::ModelConfig& config,

@@ -148,7 +148,6 @@ at::Tensor LayerTrainer::accumulate(const Qkv& qkv, double share, const at::Tens
                                                                           qkv.v,
                                                                           parameters_,
                                                                           options_,
-                                                                          transfer_.linear_factor,
                                                                           kernels::Backend::kAuto,
                                                                           y_true);
   at::Tensor loss = transfer.loss * (transfer_.mse_factor * share);

@@ -69,8 +69,8 @@ class LayerTrainer {
                const at::Device& device,
                const std::string& student = {});
 
-  // One forward's share of a step: `share` x (mse_factor (MSE + linear_factor linear term) +
-  // xent_factor cross-entropy), backward at once. q, k and v without autograd -> the teacher's
+  // One forward's share of a step: `share` x (mse_factor MSE + xent_factor
+  // cross-entropy), backward at once. q, k and v without autograd -> the teacher's
   // output [B, H, T, D], which is `y_true` if another trainer of the layer has given it. Throws
   // kCorrupt if it is not finite, kInternal if the loss is not.
   at::Tensor accumulate(const Qkv& qkv, double share, const at::Tensor& y_true = {});

@@ -131,7 +131,6 @@ class Transfer {
   void say_path() const {
     AttentionPath path =
         attention_path(AttentionUse::kTransfer, run_.config(), run_.device(), run_.compute_dtype());
-    path.linear_factor = transfer_.linear_factor;
     path.xent_factor = transfer_.xent_factor;
     if (!trainers_.empty()) {
       path.parameters = &trainers_.begin()->second.front().parameters();

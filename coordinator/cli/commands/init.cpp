@@ -140,7 +140,7 @@ std::vector<int> all_but_six(int num_layers) {
   return kept;
 }
 
-// Eight attentions that people choose among, on six layers of the model: each differs from the
+// Seven attentions that people choose among, on six layers of the model: each differs from the
 // recipe's own in what its name says.
 void set_study(storage::Recipe& recipe, int num_layers) {
   recipe.transfer.softmax_layers.layers = all_but_six(num_layers);
@@ -165,7 +165,6 @@ void set_study(storage::Recipe& recipe, int num_layers) {
     v.attention.window_size /= 2;
     v.attention.recall_cache = std::min(v.attention.recall_cache, v.attention.window_size);
   });
-  add("linear-term", [](Variant& v) { v.transfer.linear_factor = 1.0; });
   add("hedgehog-exp",
       [](Variant& v) { v.attention.feature_map = storage::FeatureMapKind::kHedgehogExp; });
   add("t2r", [](Variant& v) {  // of as many features: without the negation, twice the columns

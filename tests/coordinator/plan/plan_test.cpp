@@ -372,11 +372,8 @@ TEST_F(PlanTest, AttentionWithoutAFusedKernelIsWarnedOfOnGpus) {
                      r.attention.bias = false;
                      r.attention.start = storage::FeatureMapStart::kGaussian;
                      r.attention.key_maps = storage::KeyMaps::kQueryHead;
-                     r.transfer.linear_factor = 0.5;
                    }),
-            "attention at head_dim 80, attention.feature_map = \"positive_random\" and "
-            "transfer.linear_factor > 0" +
-                slow);
+            "attention at head_dim 80 and attention.feature_map = \"positive_random\"" + slow);
   model_.head_dim = 96;
   EXPECT_TRUE(make().warnings.empty()) << "the processors' kernels take every head_dim";
 }

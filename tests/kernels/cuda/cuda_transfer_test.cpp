@@ -35,7 +35,7 @@ Programs transfer_programs(const AttentionCase& shape) {
   };
   return {.ours =
               [options](const AttentionInputs& x) {
-                return attention_transfer(x.q, x.k, x.v, x.parameters, options, 0.0, Backend::kCuda)
+                return attention_transfer(x.q, x.k, x.v, x.parameters, options, Backend::kCuda)
                     .loss;
               },
           .plain =
@@ -127,7 +127,7 @@ TEST_P(CudaTransfer, GivesTheTeachersBytesOfEachSequenceAlone) {
       const AttentionInputs x =
           make_bfloat16_inputs(shape).as(at::kBFloat16, at::kFloat, GetParam());
       const at::Tensor y =
-          attention_transfer(x.q, x.k, x.v, x.parameters, shape.options, 0.0, Backend::kCuda)
+          attention_transfer(x.q, x.k, x.v, x.parameters, shape.options, Backend::kCuda)
               .y_true;
       for (std::int64_t b = 0; b < shape.B; ++b) {
         const auto row = [b](const at::Tensor& value) { return value.narrow(0, b, 1); };
@@ -171,7 +171,7 @@ TEST_P(CudaTransfer, PropagatesNanToTheLossAndToTheTeachersLaterTokensOnly) {
   inputs.v.select(2, 70).fill_(NAN);
   const AttentionInputs x = inputs.as(at::kBFloat16, at::kFloat, GetParam());
   const AttentionTransfer found =
-      attention_transfer(x.q, x.k, x.v, x.parameters, shape.options, 0.0, Backend::kCuda);
+      attention_transfer(x.q, x.k, x.v, x.parameters, shape.options, Backend::kCuda);
   EXPECT_TRUE(std::isnan(found.loss.item<double>()));
   const at::Tensor nan = found.y_true.cpu().isnan();
   EXPECT_TRUE(nan.narrow(2, 70, 130).all().item<bool>());
@@ -186,7 +186,7 @@ TEST_P(CudaTransfer, SaysThatABatchHasTooManyHeads) {
   const auto names_the_limit = ::testing::HasSubstr("65535 heads of a batch");
   EXPECT_THAT(refusal([&] { softmax_attention(x.q, x.k, x.v, Backend::kCuda); }), names_the_limit);
   EXPECT_THAT(refusal([&] {
-                attention_transfer(x.q, x.k, x.v, x.parameters, shape.options, 0.0, Backend::kCuda);
+                attention_transfer(x.q, x.k, x.v, x.parameters, shape.options, Backend::kCuda);
               }),
               names_the_limit);
 }
@@ -198,7 +198,7 @@ TEST_P(CudaTransfer, SaysInOneSentenceWhatItDoesNotTake) {
   EXPECT_THAT(refusal([&] { softmax_attention(x.q, x.k, x.v, Backend::kCuda); }),
               ::testing::HasSubstr("head_dim 64 and 128, not 32"));
   EXPECT_THAT(refusal([&] {
-                attention_transfer(x.q, x.k, x.v, x.parameters, shape.options, 0.0, Backend::kCuda);
+                attention_transfer(x.q, x.k, x.v, x.parameters, shape.options, Backend::kCuda);
               }),
               ::testing::HasSubstr("head_dim 32"));
 }

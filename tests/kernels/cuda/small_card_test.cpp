@@ -75,7 +75,7 @@ AttentionFunction hybrid(const HybridOptions& options) {
 
 AttentionFunction transfer(const HybridOptions& options) {
   return [options](const AttentionInputs& x) {
-    return attention_transfer(x.q, x.k, x.v, x.parameters, options, 0.0, Backend::kCuda).loss;
+    return attention_transfer(x.q, x.k, x.v, x.parameters, options, Backend::kCuda).loss;
   };
 }
 

@@ -104,9 +104,6 @@ TEST_F(AttentionPathTest, EachTaskAsksTheBackendsOfItsOwnSteps) {
 
 TEST_F(AttentionPathTest, SettingsThatNoFusedKernelKnowsAreNamed) {
   const AttentionBackends all{&kHybrid, &kTransfer, &kDecode};
-  AttentionPath transfer = path(AttentionUse::kTransfer);
-  transfer.linear_factor = 0.5;
-  EXPECT_EQ(why_not_fused(transfer, all), "transfer.linear_factor > 0 has no fused kernel");
   AttentionPath generate = path(AttentionUse::kGenerate);
   generate.options.recall_cache = 4;
   EXPECT_EQ(
