@@ -24,4 +24,19 @@ Backend choose_backend(const char* what,
   return asked;
 }
 
+Backend choose_hybrid_backend(const char* what,
+                              Backend asked,
+                              const at::Tensor& x,
+                              const FeatureMapOptions& map,
+                              const std::function<std::string()>& why_not_cuda) {
+  if (!map.row().is_activation()) {
+    if (asked == Backend::kAuto && x.is_cpu()) return Backend::kAten;
+    TORCH_CHECK(asked != Backend::kCpu,
+                what,
+                ": the CPU backend has no positive random and no Taylor features; the ATen backend "
+                "does");
+  }
+  return choose_backend(what, asked, x, why_not_cuda);
+}
+
 }  // namespace hedgerow::kernels

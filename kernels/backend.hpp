@@ -9,6 +9,8 @@
 #include <functional>
 #include <string>
 
+#include "kernels/options/attention_options.hpp"
+
 namespace hedgerow::kernels {
 
 // kAuto, what everything but tests and benches asks for: the fused backend of the first tensor's
@@ -29,5 +31,12 @@ enum class Backend { kAuto, kCpu, kCuda, kAten };
                                      Backend asked,
                                      const at::Tensor& x,
                                      const std::function<std::string()>& why_not_cuda);
+
+// The same of the hybrid: the CPU's tiles, too, take maps that are activations alone.
+[[nodiscard]] Backend choose_hybrid_backend(const char* what,
+                                            Backend asked,
+                                            const at::Tensor& x,
+                                            const FeatureMapOptions& map,
+                                            const std::function<std::string()>& why_not_cuda);
 
 }  // namespace hedgerow::kernels

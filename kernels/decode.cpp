@@ -228,7 +228,7 @@ DecodeState prefill_state(const at::Tensor& k,
                           const HybridOptions& options,
                           Backend backend) {
   DecodeState state = checked_state(k, v, lengths, parameters, options);
-  switch (choose_backend("decode", backend, state.kv_state, [&] {
+  switch (choose_hybrid_backend("decode", backend, state.kv_state, options, [&] {
     return why_no_prefill(state, parameters, options);
   })) {
     case Backend::kCpu:
@@ -253,7 +253,7 @@ at::Tensor decode_step(const at::Tensor& q,
                        Backend backend) {
   if (q.dim() == 3) spread_over_heads(state, parameters, q.size(1));
   check_step(q, k, v, state, parameters, options);
-  switch (choose_backend("decode", backend, state.kv_state, [&] {
+  switch (choose_hybrid_backend("decode", backend, state.kv_state, options, [&] {
     return why_no_decode(state, parameters, options);
   })) {
     case Backend::kCpu:

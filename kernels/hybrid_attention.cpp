@@ -1,8 +1,10 @@
 #include "kernels/hybrid_attention.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/core/ivalue.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/custom_class.h>
 
 #include "kernels/hybrid_passes.hpp"
 #include "kernels/problem/recall_cache.hpp"
@@ -10,6 +12,13 @@
 
 namespace hedgerow::kernels {
 namespace {
+
+// What the backward needs to know beside tensors.
+struct Call : torch::CustomClassHolder {
+  Call(const HybridOptions& of, Backend by) : options(of), backend(by) {}
+  HybridOptions options;
+  Backend backend;
+};
 
 // A backend's forward and backward behind autograd. Saves the inputs, y (fp32), Z and what the
 // backend's own backward reads: O(T).
@@ -35,7 +44,8 @@ class HybridFunction : public torch::autograd::Function<HybridFunction> {
     saved.push_back(result.denominator);
     for (const at::Tensor& each : result.saved) saved.push_back(present_or_empty(each));
     context->save_for_backward(saved);
-    save_options(context, problem.options, backend);
+    context->saved_data["call"] =
+        c10::IValue::make_capsule(c10::make_intrusive<Call>(problem.options, backend));
     return result.y;
   }
 
@@ -54,10 +64,12 @@ class HybridFunction : public torch::autograd::Function<HybridFunction> {
         .map_q = context->needs_input_grad(kLayerQ) || context->needs_input_grad(kBiasQ),
         .map_k = context->needs_input_grad(kLayerK) || context->needs_input_grad(kBiasK),
         .window_factors = context->needs_input_grad(kWindowFactors)};
+    const c10::intrusive_ptr<torch::CustomClassHolder> capsule =
+        context->saved_data["call"].toCapsule();
+    const auto& call = static_cast<const Call&>(*capsule);
     const HybridGradients gradients = hybrid_backward(
-        static_cast<Backend>(context->saved_data["backend"].toInt()),
-        make_hybrid_problem(
-            saved[kQ], saved[kK], saved[kV], parameters_of(saved), saved_options(context)),
+        call.backend,
+        make_hybrid_problem(saved[kQ], saved[kK], saved[kV], parameters_of(saved), call.options),
         forward,
         dy[0],
         needs);
@@ -79,45 +91,14 @@ class HybridFunction : public torch::autograd::Function<HybridFunction> {
             .k = {undefined_if_empty(inputs[kLayerK]), undefined_if_empty(inputs[kBiasK])},
             .window_factors = undefined_if_empty(inputs[kWindowFactors])};
   }
-
-  static void save_options(torch::autograd::AutogradContext* context,
-                           const HybridOptions& options,
-                           Backend backend) {
-    context->saved_data["kind"] = static_cast<std::int64_t>(options.feature_map.kind);
-    context->saved_data["negation"] = options.feature_map.negation;
-    context->saved_data["order"] = options.feature_map.order;
-    context->saved_data["temperature"] = options.feature_map.temperature;
-    context->saved_data["layout"] = static_cast<std::int64_t>(options.layout);
-    context->saved_data["window_size"] = options.window_size;
-    context->saved_data["num_sinks"] = options.num_sinks;
-    context->saved_data["linear_cap"] = options.linear_cap;
-    context->saved_data["backend"] = static_cast<std::int64_t>(backend);
-  }
-
-  static HybridOptions saved_options(torch::autograd::AutogradContext* context) {
-    HybridOptions options;
-    options.feature_map.kind = static_cast<FeatureMapKind>(context->saved_data["kind"].toInt());
-    options.feature_map.negation = context->saved_data["negation"].toBool();
-    options.feature_map.order = context->saved_data["order"].toInt();
-    options.feature_map.temperature = context->saved_data["temperature"].toDouble();
-    options.layout = static_cast<WindowLayout>(context->saved_data["layout"].toInt());
-    options.window_size = context->saved_data["window_size"].toInt();
-    options.num_sinks = context->saved_data["num_sinks"].toInt();
-    options.linear_cap = context->saved_data["linear_cap"].toInt();
-    return options;
-  }
 };
 
-at::Tensor attend(Backend backend,
-                  const at::Tensor& q,
-                  const at::Tensor& k,
-                  const at::Tensor& v,
-                  const HybridParameters& parameters,
-                  const HybridOptions& options) {
-  const HybridProblem problem = make_hybrid_problem(q, k, v, parameters, options);
-  if (!any_requires_grad({q, k, v}) && !needs_any(needs_of(parameters))) {
-    return hybrid_forward(backend, problem, false).y;
-  }
+at::Tensor differentiable(const HybridProblem& problem,
+                          Backend backend,
+                          const at::Tensor& q,
+                          const at::Tensor& k,
+                          const at::Tensor& v,
+                          const HybridParameters& parameters) {
   return HybridFunction::apply(q,
                                k,
                                v,
@@ -130,28 +111,20 @@ at::Tensor attend(Backend backend,
                                backend);
 }
 
-// With a recall cache: the CPU's forward where nobody needs a gradient, else ATen operations.
-at::Tensor attend_with_cache(Backend backend,
-                             const at::Tensor& q,
-                             const at::Tensor& k,
-                             const at::Tensor& v,
-                             const HybridParameters& parameters,
-                             const HybridOptions& options) {
-  const bool is_needed = any_requires_grad({q, k, v}) || needs_any(needs_of(parameters));
+// With a recall cache: the CPU's forward where no gradient is needed, else ATen operations.
+Backend cache_backend(const HybridProblem& problem, bool learns, Backend asked) {
   const Backend chosen =
-      is_needed && backend == Backend::kAuto
+      learns && asked == Backend::kAuto
           ? Backend::kAten
-          : choose_backend("hybrid attention", backend, q, [] {
+          : choose_hybrid_backend("hybrid attention", asked, problem.q, problem.options, [] {
               return std::string("no CUDA kernel of the whole sequence has a recall cache");
             });
-  TORCH_CHECK(chosen != Backend::kCpu || !is_needed,
+  TORCH_CHECK(chosen != Backend::kCpu || !learns,
               "hybrid attention: the CPU backend has no gradients with a recall cache; found "
               "recall_cache ",
-              options.recall_cache,
+              problem.options.recall_cache,
               ", which the ATen backend differentiates");
-  return chosen == Backend::kAten
-             ? recall_attention(q, k, v, parameters, options)
-             : hybrid_forward(chosen, make_hybrid_problem(q, k, v, parameters, options), false).y;
+  return chosen;
 }
 
 }  // namespace
@@ -162,20 +135,20 @@ at::Tensor hybrid_attention(const at::Tensor& q,
                             const HybridParameters& parameters,
                             const HybridOptions& options,
                             Backend backend) {
-  check_problem(q, k, v, parameters, options);
   if (q.scalar_type() == at::kDouble && backend == Backend::kAuto) {
     return hybrid_attention_reference(q, k, v, parameters, options);
   }
+  const HybridProblem problem = make_hybrid_problem(q, k, v, parameters, options);
+  const bool of_inputs = any_requires_grad({q, k, v});
+  const bool learns = of_inputs || needs_any(needs_of(parameters));
   if (options.recall_cache > 0) {
-    return attend_with_cache(backend, q, k, v, parameters, options);
+    const Backend chosen = cache_backend(problem, learns, backend);
+    return chosen == Backend::kAten ? recall_attention(q, k, v, parameters, options)
+                                    : hybrid_forward(chosen, problem, false).y;
   }
-  const bool input_gradients = any_requires_grad({q, k, v});
-  return attend(hybrid_backend_for(q, parameters, options, input_gradients, backend),
-                q,
-                k,
-                v,
-                parameters,
-                options);
+  const Backend chosen = hybrid_backend_for(q, parameters, options, of_inputs, backend);
+  return learns ? differentiable(problem, chosen, q, k, v, parameters)
+                : hybrid_forward(chosen, problem, false).y;
 }
 
 at::Tensor linear_share(const at::Tensor& q,
@@ -183,16 +156,14 @@ at::Tensor linear_share(const at::Tensor& q,
                         const HybridParameters& parameters,
                         const HybridOptions& options,
                         Backend backend) {
-  check_problem(q, k, {}, parameters, options);
   const c10::NoGradGuard no_grad;
   if (q.scalar_type() == at::kDouble && backend == Backend::kAuto) {
     const HybridWeights weights = hybrid_weights_reference(q, k, {}, parameters, options);
     return (weights.linear.sum(-1, true) / weights.denominator).mean(at::IntArrayRef{0, 2, 3});
   }
+  const HybridProblem problem = make_hybrid_problem(q, k, {}, parameters, options);
   const HybridForward sums =
-      hybrid_forward(hybrid_backend_for(q, parameters, options, false, backend),
-                     make_hybrid_problem(q, k, {}, parameters, options),
-                     false);
+      hybrid_forward(hybrid_backend_for(q, parameters, options, false, backend), problem, false);
   return (sums.linear_mass / sums.denominator).mean(at::IntArrayRef{0, 2});
 }
 

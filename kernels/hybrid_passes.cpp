@@ -17,7 +17,7 @@ Backend hybrid_backend_for(const at::Tensor& q,
                            const HybridOptions& options,
                            bool input_gradients,
                            Backend asked) {
-  return choose_backend("hybrid attention", asked, q, [&]() -> std::string {
+  return choose_hybrid_backend("hybrid attention", asked, q, options, [&]() -> std::string {
     const cuda::HybridBackend* fused = cuda::hybrid_backend();
     return fused == nullptr ? cuda::kNoCudaKernels
                             : fused->why_not(q, parameters, options, input_gradients);
@@ -65,11 +65,12 @@ Backend cross_entropy_backend_for(const at::Tensor& q,
                                   const HybridParameters& parameters,
                                   const HybridOptions& options,
                                   Backend asked) {
-  const Backend backend = choose_backend("transfer_cross_entropy", asked, q, [&]() -> std::string {
-    const cuda::TransferBackend* fused = cuda::transfer_backend();
-    return fused == nullptr ? cuda::kNoCudaKernels
-                            : fused->why_no_cross_entropy(q, parameters, options);
-  });
+  const Backend backend =
+      choose_hybrid_backend("transfer_cross_entropy", asked, q, options, [&]() -> std::string {
+        const cuda::TransferBackend* fused = cuda::transfer_backend();
+        return fused == nullptr ? cuda::kNoCudaKernels
+                                : fused->why_no_cross_entropy(q, parameters, options);
+      });
   return backend == Backend::kCpu && q.scalar_type() == at::kDouble ? Backend::kAten : backend;
 }
 

@@ -29,7 +29,7 @@ at::Tensor window_begins(const AttentionShape& shape,
                          const at::Device& device) {
   at::Tensor begins = at::empty({shape.T, 1}, at::kLong);
   for (std::int64_t i = 0; i < shape.T; ++i) {
-    begins.data_ptr<std::int64_t>()[i] = window_begin(options.layout, options.window_size, i);
+    begins.data_ptr<std::int64_t>()[i] = window_begin(options.window, options.window_size, i);
   }
   return begins.to(device);
 }
@@ -49,7 +49,7 @@ at::Tensor recalled_pairs(const at::Tensor& k,
   recall_attention(k.repeat_interleave(shape.group(), 1), k, v, parameters, options, &kept);
   if (kept.size(0) == 0) return none;
   const at::Tensor holds = kept.unsqueeze(-1).eq(key.reshape({-1})).any(3);  // [choices, B, G, T]
-  const std::int64_t behind = options.layout == WindowLayout::kSliding ? 0 : 1;
+  const std::int64_t behind = options.window == WindowLayout::kSliding ? 0 : 1;
   const at::Tensor choice =
       query.reshape({-1}).div(options.window_size, "floor") - behind - 1;  // [T]
   const at::Tensor of_query = holds
@@ -65,7 +65,7 @@ HybridWeights hybrid_weights_reference(const at::Tensor& q,
                                        const at::Tensor& v,
                                        const HybridParameters& parameters,
                                        const HybridOptions& options) {
-  const AttentionShape shape = check_attention(q, k, {});
+  const AttentionShape shape = check_attention(q, k, v);
   check_parameters(parameters, options, shape.H, shape.G, shape.D, q.device());
   const at::Tensor query = at::arange(shape.T, q.options().dtype(at::kLong)).unsqueeze(1);
   const at::Tensor key = query.transpose(0, 1);
@@ -73,10 +73,10 @@ HybridWeights hybrid_weights_reference(const at::Tensor& q,
 
   HybridWeights weights;
   const at::Tensor phi_q =
-      apply_feature_map(q, parameters.q, options.feature_map, shape.H, FeatureMapRole::kQuery);
+      apply_feature_map(q, parameters.q, options, shape.H, FeatureMapRole::kQuery);
   const std::int64_t key_heads = num_key_heads(parameters, shape.H);
   const at::Tensor phi_k =
-      apply_feature_map(k, parameters.k, options.feature_map, key_heads, FeatureMapRole::kKey)
+      apply_feature_map(k, parameters.k, options, key_heads, FeatureMapRole::kKey)
           .repeat_interleave(shape.H / key_heads, 1);
   const at::Tensor sink = key.lt(options.num_sinks);
   const at::Tensor recalled = recalled_pairs(k, v, key, query, parameters, options, shape);
@@ -84,7 +84,7 @@ HybridWeights hybrid_weights_reference(const at::Tensor& q,
       key.lt(begins).logical_and(key.le(query)).logical_and(~sink).logical_and(~recalled);
   weights.linear =
       at::matmul(phi_q, phi_k.transpose(-1, -2)).masked_fill(before.logical_not(), 0.0);
-  if (options.layout == WindowLayout::kNone) {
+  if (options.window == WindowLayout::kNone) {
     weights.window = at::zeros_like(weights.linear);
     weights.denominator = weights.linear.sum(-1, true) + kLinearEpsilon;
     return weights;
@@ -107,8 +107,8 @@ at::Tensor hybrid_attention_reference(const at::Tensor& q,
                                       const at::Tensor& v,
                                       const HybridParameters& parameters,
                                       const HybridOptions& options) {
-  const AttentionShape shape = check_attention(q, k, v);
   const HybridWeights weights = hybrid_weights_reference(q, k, v, parameters, options);
+  const AttentionShape shape = shape_of(q, k);
   const at::Tensor values = v.to(weights.linear.scalar_type()).repeat_interleave(shape.group(), 1);
   const at::Tensor y = at::matmul(weights.window + weights.linear, values) / weights.denominator;
   return options.fp32_output ? y : y.to(q.scalar_type());
@@ -118,8 +118,8 @@ at::Tensor transfer_cross_entropy_reference(const at::Tensor& q,
                                             const at::Tensor& k,
                                             const HybridParameters& parameters,
                                             const HybridOptions& options) {
-  const AttentionShape shape = check_attention(q, k, {});
   const HybridWeights weights = hybrid_weights_reference(q, k, {}, parameters, options);
+  const AttentionShape shape = shape_of(q, k);
   const at::Tensor future = at::ones({shape.T, shape.T}, q.options().dtype(at::kBool)).triu(1);
   const at::Tensor teacher =
       at::softmax(scores(q, k, shape).masked_fill(future, -INFINITY), -1).detach();

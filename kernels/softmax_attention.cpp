@@ -72,8 +72,7 @@ at::Tensor softmax_attention_by_sequence(const at::Tensor& q,
                                          const at::Tensor& k,
                                          const at::Tensor& v,
                                          Backend backend) {
-  check_attention(q, k, v);
-  if (q.size(0) == 1) {
+  if (q.dim() != 4 || q.size(0) == 1) {
     return softmax_attention(q, k, v, backend);
   }
   std::vector<at::Tensor> sequences;

@@ -83,15 +83,15 @@ at::Tensor transfer_cross_entropy(const at::Tensor& q,
                                   const HybridParameters& parameters,
                                   const HybridOptions& options,
                                   Backend backend) {
-  check_problem(q, k, {}, parameters, options);
   if (q.scalar_type() == at::kDouble && backend == Backend::kAuto) {
     return transfer_cross_entropy_reference(q.detach(), k.detach(), parameters, options);
   }
+  const HybridProblem problem = make_hybrid_problem(q, k, {}, parameters, options);
   const Backend chosen = cross_entropy_backend_for(q, parameters, options, backend);
   const bool needed = needs_any(needs_of(parameters));
   const ParameterLoss result = [&] {
     const c10::NoGradGuard no_grad;
-    return cross_entropy(chosen, make_hybrid_problem(q, k, {}, parameters, options), needed);
+    return cross_entropy(chosen, problem, needed);
   }();
   return with_gradients(result, parameters);
 }

@@ -28,7 +28,7 @@ at::Tensor window_begins(const HybridOptions& options, std::int64_t begin, std::
   const at::Tensor begins = at::empty({count, 1}, at::kLong);
   for (std::int64_t i = 0; i < count; ++i) {
     begins.data_ptr<std::int64_t>()[i] =
-        window_begin(options.layout, options.window_size, begin + i);
+        window_begin(options.window, options.window_size, begin + i);
   }
   return begins;
 }
@@ -44,7 +44,7 @@ void attend_window(const at::Tensor& q,
   const at::Tensor tokens = at::arange(T, at::TensorOptions(at::kLong));
   for (std::int64_t begin = 0; begin < T; begin += tile) {
     const std::int64_t count = std::min(tile, T - begin), end = begin + count;
-    const std::int64_t first = window_begin(options.layout, options.window_size, begin);
+    const std::int64_t first = window_begin(options.window, options.window_size, begin);
     const std::int64_t sinks = std::min(options.num_sinks, first);
     const at::Tensor keys =
         sinks == 0 ? tokens.narrow(0, first, end - first)
@@ -69,13 +69,13 @@ void attend_window(const at::Tensor& q,
 }
 
 void check_window_attention(const at::Tensor& q,
-                                      const at::Tensor& k,
-                                      const at::Tensor& v,
-                                      const HybridOptions& options) {
+                            const at::Tensor& k,
+                            const at::Tensor& v,
+                            const HybridOptions& options) {
   check_attention(q, k, v);
-  TORCH_CHECK(options.layout != WindowLayout::kNone,
+  TORCH_CHECK(options.window != WindowLayout::kNone,
               "window attention: needs a window, found the layout none");
-  check_window(options);
+  check_options(options);
 }
 
 at::Tensor each_sequence(const at::Tensor& q,

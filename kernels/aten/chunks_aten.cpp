@@ -27,7 +27,7 @@ Chunks::Chunks(const HybridProblem& problem)
       N(ceil_div(problem.shape.T, C)),
       K(problem.key_heads_of_kv()),
       S(problem.num_sinks()),
-      layout(problem.options.layout),
+      layout(problem.options.window),
       window_size(problem.options.window_size),
       options(problem.q.options().dtype(problem.sum_dtype())) {}
 
@@ -121,7 +121,7 @@ at::Tensor Chunks::not_near() const {
 
 at::Tensor window_begins(const at::Tensor& queries, const HybridOptions& options) {
   const std::int64_t W = options.window_size;
-  switch (options.layout) {
+  switch (options.window) {
     case WindowLayout::kNone:
       return queries + 1;
     case WindowLayout::kSliding:
@@ -130,7 +130,7 @@ at::Tensor window_begins(const at::Tensor& queries, const HybridOptions& options
       return (queries - queries.remainder(W) - W).clamp_min(0);
   }
   C10_THROW_ERROR(Error,
-                  c10::str("attention: unknown window layout ", static_cast<int>(options.layout)));
+                  c10::str("attention: unknown window layout ", static_cast<int>(options.window)));
 }
 
 at::Tensor window_gains(const at::Tensor& queries,

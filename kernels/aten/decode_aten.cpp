@@ -42,7 +42,7 @@ void join_state(const at::Tensor& k,
   const at::Tensor ignored = counts.bitwise_not().unsqueeze(1).unsqueeze(-1);
   const at::Tensor phi =
       apply_feature_map(
-          k.masked_fill(ignored, 0.0), parameters.k, options.feature_map, U, FeatureMapRole::kKey)
+          k.masked_fill(ignored, 0.0), parameters.k, options, U, FeatureMapRole::kKey)
           .masked_fill(ignored, 0.0);
   const at::Tensor values = v.masked_fill(ignored, 0.0).to(at::kFloat);
   // Key maps that share values lie below each other: [B, G, U / G F, n].
@@ -98,7 +98,7 @@ void prefill_state_aten(const at::Tensor& k,
   } else {
     join_state(k, v, tokens.lt(begins) & tokens.ge(options.num_sinks), parameters, options, state);
   }
-  if (options.layout == WindowLayout::kNone) {
+  if (options.window == WindowLayout::kNone) {
     return;
   }
   const at::Tensor held = tokens_of_slots(lengths, state.window_k.size(2));
@@ -122,12 +122,12 @@ at::Tensor decode_step_aten(const at::Tensor& q,
   const c10::NoGradGuard no_grad;
   const std::int64_t B = q.size(0), H = q.size(1), D = q.size(2), G = k.size(1);
   const at::Tensor seen = state.positions, tokens = seen + 1;
-  const bool windowed = options.layout != WindowLayout::kNone;
+  const bool windowed = options.window != WindowLayout::kNone;
   if (windowed) {
     // What leaves the window is read before its slot is written again: a key at most where the
     // window slides, else a chunk, which lies where the new token's chunk will.
     const std::int64_t slots = state.window_k.size(2),
-                       leaving = options.layout == WindowLayout::kSliding ? 1 : options.window_size;
+                       leaving = options.window == WindowLayout::kSliding ? 1 : options.window_size;
     const at::Tensor rows = at::arange(B, seen.options()).unsqueeze(1);
     const at::Tensor from =
         begin_after(seen.clamp_min(1), options).unsqueeze(1) + at::arange(leaving, seen.options());
@@ -164,7 +164,7 @@ at::Tensor decode_step_aten(const at::Tensor& q,
 
   const at::Tensor phi = apply_feature_map(q.unsqueeze(2),
                                            parameters.q,
-                                           options.feature_map,
+                                           options,
                                            H,
                                            FeatureMapRole::kQuery);  // [B, H, 1, F]
   // Query heads of one state lie below each other: [B, U, H / U, F].

@@ -114,7 +114,7 @@ struct Operands {
 
 void forward_part(const Part& part, const HybridForward& out) {
   const HybridProblem& problem = part.problem;
-  const FeatureMapOptions& map = problem.options.feature_map;
+  const FeatureMapOptions& map = problem.options;
   Operands x(
       problem,
       apply_feature_map(problem.q, problem.map_q, map, part.num_h, FeatureMapRole::kQuery),
@@ -159,14 +159,14 @@ class BackwardPart {
         needs_(needs),
         map_q_(problem_.q,
                problem_.map_q,
-               problem_.options.feature_map,
+               problem_.options,
                part.num_h,
                FeatureMapRole::kQuery,
                needs.q,
                needs.map_q),
         map_k_(problem_.k,
                problem_.map_k,
-               problem_.options.feature_map,
+               problem_.options,
                problem_.key_heads,
                FeatureMapRole::kKey,
                needs.k,
@@ -249,7 +249,7 @@ class BackwardPart {
   // Taylor features have signs, and terms of phi_q.dphi_q cancel: there the window's own sum is the
   // better one. Without a linear pair t_i is 0 exactly, and only the linear side says so.
   [[nodiscard]] bool totals_from_pairs() const {
-    return row_of(problem_.options.feature_map.kind).series &&
+    return problem_.options.row().series &&
            (x_.c.with_state() > 0 || x_.c.has_near());
   }
 

@@ -26,7 +26,7 @@ SoftmaxGradients softmax_backward_aten(const at::Tensor& q,
                                        const at::Tensor& k,
                                        const at::Tensor& v,
                                        const at::Tensor& dy) {
-  const AttentionShape shape = check_attention(q, k, v);
+  const AttentionShape shape = shape_of(q, k);
   const std::int64_t G = shape.G, R = shape.group(), T = shape.T;
   const at::ScalarType dtype = sum_dtype_of(q);
   const double scale = 1.0 / std::sqrt(static_cast<double>(shape.D));

@@ -217,7 +217,7 @@ HEDGEROW_CLONES void activate_tile(const FeatureMapOptions& options,
                                    std::int64_t projected,
                                    std::int64_t lanes,
                                    float* phi) {
-  const FeatureMapKind activation = row_of(options.kind).activation;
+  const FeatureMapKind activation = options.row().activation;
   if (maps::is_of_row(activation)) {
     const auto of_row = [&](auto map) HEDGEROW_INLINE_LAMBDA {
       const int num_signs = options.negation ? 2 : 1;
@@ -252,7 +252,7 @@ HEDGEROW_CLONES void activate_tile_backward(const FeatureMapOptions& options,
                                             std::int64_t projected,
                                             std::int64_t lanes,
                                             float* dz) {
-  const FeatureMapKind activation = row_of(options.kind).activation;
+  const FeatureMapKind activation = options.row().activation;
   if (maps::is_of_row(activation)) {
     const auto of_row = [&](auto map) HEDGEROW_INLINE_LAMBDA {
       const int num_signs = options.negation ? 2 : 1;

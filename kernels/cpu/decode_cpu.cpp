@@ -29,8 +29,8 @@ class DecodeHead {
         slots_(state.window_k.size(2)),
         width_(padded(problem.shape.D)),
         lanes_(padded(std::max<std::int64_t>(problem.shape.group(), 1))),
-        map_q_(problem, problem.map_q, FeatureMapRole::kQuery, problem.key_group() * kLanePad),
-        map_k_(problem, problem.map_k, FeatureMapRole::kKey, kFlushTokens),
+        map_q_(problem, problem.map_q, problem.key_group() * kLanePad),
+        map_k_(problem, problem.map_k, kFlushTokens),
         num_sinks_(state.sink_k.defined() ? state.sink_k.size(2) : 0),
         num_recalled_(state.recall_k.defined() ? state.recall_k.size(2) : 0),
         keys_(std::max(num_sinks_ + num_recalled_ + slots_, kFlushTokens) * width_),
@@ -96,7 +96,7 @@ class DecodeHead {
   [[nodiscard]] std::int64_t begin_after(std::int64_t tokens) const {
     return tokens == 0
                ? 0
-               : window_begin(problem_.options.layout, problem_.options.window_size, tokens - 1);
+               : window_begin(problem_.options.window, problem_.options.window_size, tokens - 1);
   }
 
   // The first of tokens first, first + 1, ... that can join the state.
@@ -282,7 +282,7 @@ class DecodeHead {
 
   static constexpr std::int64_t kLanePad = padded(1);
 
-  [[nodiscard]] bool slides() const { return problem_.options.layout == WindowLayout::kSliding; }
+  [[nodiscard]] bool slides() const { return problem_.options.window == WindowLayout::kSliding; }
   // How many choices count for the token at `position`.
   [[nodiscard]] std::int64_t choices_at(std::int64_t position) const {
     return std::max<std::int64_t>(

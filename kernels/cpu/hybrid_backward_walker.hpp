@@ -53,8 +53,8 @@ struct WalkerSizes {
   std::int64_t chunks, lag, tiles_per_chunk;
   std::int64_t tiles;     // the segment's tiles of queries, of all query heads
   std::int64_t key_rows;  // the segment's keys, and those of a chunk before and behind it
-  bool near_linear;  // tiles hold linear pairs
-  bool scores;       // the window's scores are needed
+  bool near_linear;       // tiles hold linear pairs
+  bool scores;            // the window's scores are needed
   bool keys_side, dq, dk, dv;
 
   // Chunks of queries that meet the segment's keys.

@@ -35,11 +35,8 @@ class ForwardWalker {
         recall_k_rows_(problem.k, 1),
         recall_v_rows_(problem.v.defined() ? problem.v : problem.k, 1),
         max_recalled_(problem.recalled.defined() ? problem.options.recall_cache : 0),
-        map_q_(problem, problem.map_q, FeatureMapRole::kQuery, problem.tile_lanes()),
-        map_k_(problem,
-               problem.map_k,
-               FeatureMapRole::kKey,
-               std::max(problem.chunk_lanes(), padded(max_recalled_))),
+        map_q_(problem, problem.map_q, problem.tile_lanes()),
+        map_k_(problem, problem.map_k, std::max(problem.chunk_lanes(), padded(max_recalled_))),
         ld_(problem.tile_lanes()),
         ld_chunk_(problem.chunk_lanes()),
         q_transposed_(problem.shape.D * ld_),
@@ -158,13 +155,13 @@ class ForwardWalker {
 
   void walk_chunk(std::int64_t chunk) {
     const std::int64_t far = chunk - problem_.state_lag();
-    const bool near_linear = far >= 0 && problem_.options.layout != WindowLayout::kTerraced;
+    const bool near_linear = far >= 0 && problem_.options.window != WindowLayout::kTerraced;
     const bool flushes = far >= 0 && chunk + 1 < problem_.num_chunks();
     if (near_linear || flushes) {
       read_features(far);
     }
     kept_near_ = {};
-    if (problem_.options.layout == WindowLayout::kSliding) kept_near_ = kept_by(far);
+    if (problem_.options.window == WindowLayout::kSliding) kept_near_ = kept_by(far);
     for (std::int64_t r = 0; r < problem_.key_group(); ++r) {
       h_ = key_head_ * problem_.key_group() + r;
       map_q_.select_head(h_);
@@ -347,10 +344,9 @@ class ForwardWalker {
 }  // namespace
 
 HybridProblem on_cpu(const kernels::HybridProblem& problem) {
-  // The Taylor series' monomials have signs and cancel: rounded to bf16 they lose what the sum is.
   // The features of ELU+1 are large, so the linear side's sum, from which a window factor has its
   // gradient, cancels: in bf16 that gradient was off by a fifth.
-  const bool cancels = row_of(problem.options.feature_map.kind).fp32_products;
+  const bool cancels = problem.options.row().fp32_products;
   const Products products = cancels ? Products::kFloat : products_for(problem.q.scalar_type());
   return {problem, products, {}};
 }

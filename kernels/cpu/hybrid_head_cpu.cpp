@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <utility>
 
-#include "kernels/cpu/exponential_map_tiles.hpp"
 #include "kernels/problem/exponential_maps.hpp"
 
 namespace hedgerow::kernels::cpu {
@@ -74,7 +73,7 @@ QueryTile query_tile(const HybridProblem& problem, std::int64_t begin) {
   tile.begin = begin;
   tile.end = std::min(begin + HybridProblem::kQueryTile, chunk_range(problem, chunk).end);
   tile.keys_begin = std::max<std::int64_t>(0, chunk - problem.state_lag()) * problem.chunk();
-  switch (problem.options.layout) {
+  switch (problem.options.window) {
     case WindowLayout::kNone:
       tile.linear_end = tile.end;
       break;
@@ -85,7 +84,7 @@ QueryTile query_tile(const HybridProblem& problem, std::int64_t begin) {
       tile.linear_end = tile.keys_begin;
       break;
   }
-  const bool sliding = problem.options.layout == WindowLayout::kSliding;
+  const bool sliding = problem.options.window == WindowLayout::kSliding;
   const std::int64_t num_sinks = problem.num_sinks();
   tile.num_sinks = tile.keys_begin == 0 ? 0 : num_sinks;
   tile.window_mask = {
@@ -120,51 +119,14 @@ at::Tensor fold_layer(const at::Tensor& partial, std::int64_t head_dim) {
 
 TileMap::TileMap(const HybridProblem& problem,
                  const FeatureMapWeights& weights,
-                 FeatureMapRole role,
                  std::int64_t max_tokens)
     : problem_(problem),
       layer_(weights.layer.defined() ? weights.layer.const_data_ptr<float>() : nullptr),
       bias_(weights.bias.defined() ? weights.bias.const_data_ptr<float>() : nullptr),
-      role_(role),
-      scale_(static_cast<float>(exponential_map_scale(problem.shape.D))),
       lanes_(padded(max_tokens)),
       x_transposed_(problem.shape.D * lanes_),
       z_(problem.projected * lanes_),
-      layer_transposed_(layer_ == nullptr ? 0 : problem.projected * padded(problem.shape.D)),
-      lane_values_(lanes_) {}
-
-void TileMap::activate(
-    const float* z, const float* x_transposed, std::int64_t ld, std::int64_t lanes, float* phi) {
-  const FeatureMapOptions& map = problem_.options.feature_map;
-  const std::int64_t f = problem_.projected;
-  if (row_of(map.kind).one_draw) {
-    float* squares = role_ == FeatureMapRole::kKey ? lane_values_.data() : nullptr;
-    if (squares != nullptr) {
-      column_dots(x_transposed, x_transposed, ld, problem_.shape.D, lanes, squares);
-    }
-    positive_random_tile(z, squares, scale_, ld, f, lanes, phi);
-  } else if (row_of(map.kind).series) {
-    taylor_tile(z, scale_, map.order, ld, f, lanes, phi);
-  } else {
-    activate_tile(map, z, ld, f, lanes, phi);
-  }
-}
-
-void TileMap::activate_backward(const float* phi,
-                                const float* dphi,
-                                std::int64_t ld,
-                                std::int64_t lanes) {
-  const FeatureMapOptions& map = problem_.options.feature_map;
-  const std::int64_t f = problem_.projected;
-  if (row_of(map.kind).one_draw) {
-    float* sums = role_ == FeatureMapRole::kKey ? lane_values_.data() : nullptr;
-    positive_random_tile_backward(phi, dphi, scale_, ld, f, lanes, z_.data(), sums);
-  } else if (row_of(map.kind).series) {
-    taylor_tile_backward(phi, dphi, scale_, map.order, ld, f, lanes, z_.data());
-  } else {
-    activate_tile_backward(map, phi, dphi, ld, f, lanes, z_.data());
-  }
-}
+      layer_transposed_(layer_ == nullptr ? 0 : problem.projected * padded(problem.shape.D)) {}
 
 void TileMap::features(Rows x,
                        std::int64_t first,
@@ -196,7 +158,7 @@ void TileMap::features(Rows x,
     add_columns(biased, ld, f, lanes, bias_ + head_ * f);
     z = biased;
   }
-  activate(z, x_transposed, ld, lanes, phi);
+  activate_tile(problem_.options, z, ld, f, lanes, phi);
 }
 
 void TileMap::backward(const float* phi,
@@ -211,7 +173,7 @@ void TileMap::backward(const float* phi,
                        std::int64_t ld_dx) {
   const std::int64_t D = problem_.shape.D, f = problem_.projected;
   const float* dz = z_.data();
-  activate_backward(phi, dphi, ld, padded(tokens));
+  activate_tile_backward(problem_.options, phi, dphi, ld, f, padded(tokens), z_.data());
   if (d_bias != nullptr) {
     add_row_sums(dz, ld, f, tokens, nullptr, d_bias);
   }
@@ -226,10 +188,6 @@ void TileMap::backward(const float* phi,
   }
   if (dx == nullptr) {
     return;
-  }
-  if (row_of(problem_.options.feature_map.kind).one_draw && role_ == FeatureMapRole::kKey) {
-    subtract_scaled_rows(
-        x.row(first), x.ld, lane_values_.data(), scale_ * scale_, tokens, D, dx, ld_dx);
   }
   if (layer_ == nullptr) {
     for (std::int64_t i = 0; i < tokens; ++i) {

@@ -104,10 +104,7 @@ at::Tensor fold_layer(const at::Tensor& partial, std::int64_t head_dim);
 // One side's map on tiles of tokens.
 class TileMap {
  public:
-  TileMap(const HybridProblem& problem,
-          const FeatureMapWeights& weights,
-          FeatureMapRole role,
-          std::int64_t max_tokens);
+  TileMap(const HybridProblem& problem, const FeatureMapWeights& weights, std::int64_t max_tokens);
   void select_head(std::int64_t head) { head_ = head; }
   // phi [F, padded(tokens)], row stride ld, from x [tokens, D]; x_transposed [D, padded(tokens)] if
   // the caller has it.
@@ -119,7 +116,7 @@ class TileMap {
                 std::int64_t ld);
   // dz [projected, tokens] of the last features' tile shape -> the caller's accumulators; any may
   // be null. d_layer [f, padded(D)] += dz x; d_bias [f] += row sums of dz; dx [tokens, padded(D)]
-  // += dz^T layer^T (and what reaches x beside z).
+  // += dz^T layer^T.
   void backward(const float* phi,
                 const float* dphi,
                 std::int64_t ld,
@@ -132,19 +129,11 @@ class TileMap {
                 std::int64_t ld_dx);
 
  private:
-  // phi from z and, for maps that read more than z, x [D, lanes].
-  void activate(
-      const float* z, const float* x_transposed, std::int64_t ld, std::int64_t lanes, float* phi);
-  void activate_backward(const float* phi, const float* dphi, std::int64_t ld, std::int64_t lanes);
-
   const HybridProblem& problem_;
   const float* layer_;  // [H, D, f] or null
   const float* bias_;   // [H, f] or null
-  FeatureMapRole role_;
-  float scale_;  // D^-1/4, of the maps of the exponential
   std::int64_t head_ = 0, lanes_;
   Scratch x_transposed_, z_, layer_transposed_;
-  Scratch lane_values_;  // |x|^2 of a tile's keys, then sum phi dphi: positive random features
   std::int64_t layer_transposed_of_ = -1;
 };
 

@@ -29,14 +29,14 @@ void widen_row(const at::Tensor& x, std::int64_t row, std::int64_t width, float*
 
 RecallHead::RecallHead(const HybridProblem& problem)
     : problem_(in_floats(problem)),
-      sliding_(problem.options.layout == WindowLayout::kSliding),
+      sliding_(problem.options.window == WindowLayout::kSliding),
       N_(problem.options.recall_cache),
       W_(problem.options.window_size),
       rows_(N_ + W_),
       lanes_(padded(rows_)),
       width_(padded(problem.shape.D)),
       maps_(problem.key_heads_of_kv()),
-      map_k_(problem_, problem_.map_k, FeatureMapRole::kKey, rows_),
+      map_k_(problem_, problem_.map_k, rows_),
       matrices_(static_cast<std::size_t>(maps_)),
       columns_(static_cast<std::size_t>(maps_)),
       positions_(static_cast<std::size_t>(rows_), -1),
@@ -237,7 +237,7 @@ at::Tensor recall_choices(const HybridProblem& problem) {
       head.begin(i % G);
       for (std::int64_t choice = 0; choice < choices; ++choice) {
         const std::int64_t first = choice * W;
-        if (problem.options.layout == WindowLayout::kSliding && choice > 0) {
+        if (problem.options.window == WindowLayout::kSliding && choice > 0) {
           head.fold_left(first - W, first);
         }
         for (std::int64_t token = 0; token < W; ++token) {

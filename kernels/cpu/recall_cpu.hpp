@@ -69,7 +69,7 @@ at::Tensor recall_choices(const HybridProblem& problem);
 // Choice that counts for the queries of a chunk; negative: none.
 [[nodiscard]] inline std::int64_t choice_of_chunk(const HybridProblem& problem,
                                                   std::int64_t chunk) {
-  return chunk - (problem.options.layout == WindowLayout::kSliding ? 1 : 2);
+  return chunk - (problem.options.window == WindowLayout::kSliding ? 1 : 2);
 }
 
 }  // namespace hedgerow::kernels::cpu

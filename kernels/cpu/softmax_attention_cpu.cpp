@@ -19,7 +19,7 @@ constexpr std::int64_t kQueriesAtOnce = 64;
 }  // namespace
 
 at::Tensor softmax_attention_cpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-  const AttentionShape shape = check_attention(q, k, v);
+  const AttentionShape shape = shape_of(q, k);
   const std::int64_t T = shape.T, D = shape.D, width = padded(D);
   const Products products = products_for(q.scalar_type());
   const float scale = 1.0F / std::sqrt(static_cast<float>(D));

@@ -12,7 +12,7 @@ namespace hedgerow::kernels::cpu {
 // n rounded up to whole vectors.
 [[nodiscard]] constexpr std::int64_t padded(std::int64_t n) { return (n + 15) / 16 * 16; }
 
-// Terms of a sum that are added up in one run; a longer one (of thousands of Taylor features) is
+// Terms of a sum that are added up in one run; a longer one is
 // the sum of such runs, or its rounding would grow with its length. fp32 products and column sums.
 inline constexpr std::int64_t kTermsPerRun = 256;
 
@@ -20,10 +20,10 @@ inline constexpr std::int64_t kTermsPerRun = 256;
 // through oneDNN).
 enum class Products { kFloat, kBFloat16 };
 
-// bf16 products where the input is bf16 and the processor has AMX (on_cpu() keeps Taylor maps
-// from them). Elsewhere bf16 inputs are
-// widened: oneDNN has no such tiles without AMX, and on Intel's AVX512_BF16 a bf16 product takes
-// twice the time of an fp32 one and would only lose accuracy.
+// bf16 products where the input is bf16 and the processor has AMX (on_cpu() keeps maps whose
+// sums cancel from them). Elsewhere bf16 inputs are widened: oneDNN has no such tiles without AMX,
+// and on Intel's AVX512_BF16 a bf16 product takes twice the time of an fp32 one and would only lose
+// accuracy.
 [[nodiscard]] Products products_for(c10::ScalarType dtype);
 
 // Whether this processor can multiply so at all.

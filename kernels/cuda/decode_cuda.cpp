@@ -25,7 +25,7 @@ std::string why_not(const DecodeState& state,
   if (state.window_k.scalar_type() != at::kBFloat16) {
     return c10::str("the CUDA decode kernels take bfloat16, not ", state.window_k.scalar_type());
   }
-  if (!row_of(options.feature_map.kind).is_activation()) {
+  if (!row_of(options.feature_map).is_activation()) {
     return "the CUDA decode kernels have no positive random and no Taylor features";
   }
   const std::int64_t columns_q = columns_of(parameters.q, D),
@@ -104,9 +104,9 @@ struct Call {
     batch.G = static_cast<int>(kv_heads);
     batch.F = static_cast<int>(state.kv_state.size(2));
     batch.D = static_cast<int>(state.kv_state.size(3));
-    batch.layout = options.layout;
+    batch.layout = options.window;
     batch.slots = static_cast<int>(state.window_k.size(2));
-    batch.window = options.layout == WindowLayout::kTerraced ? batch.slots / 2 : batch.slots;
+    batch.window = options.window == WindowLayout::kTerraced ? batch.slots / 2 : batch.slots;
     batch.linear_cap = static_cast<int>(options.linear_cap);
     batch.positions = state.positions.data_ptr<std::int64_t>();
     batch.kv_state = state.kv_state.data_ptr<float>();
@@ -124,8 +124,8 @@ struct Call {
       batch.recall_k = bf16_out(state.recall_k);
       batch.recall_v = bf16_out(state.recall_v);
     }
-    map_q = map_of(parameters.q, options.feature_map);
-    map_k = map_of(parameters.k, options.feature_map);
+    map_q = map_of(parameters.q, options);
+    map_k = map_of(parameters.k, options);
     stream = current_stream(state.kv_state.device());
   }
 
@@ -155,7 +155,7 @@ void prefill(const at::Tensor& k,
   prompt.v = values;
   prompt.rows = static_cast<int>(k.size(2));
   launch_decode_state(prompt, call.stream);
-  if (options.layout != WindowLayout::kNone) {
+  if (options.window != WindowLayout::kNone) {
     DecodeRingArguments ring;
     ring.batch = call.batch;
     ring.prompt = true;
@@ -205,7 +205,7 @@ at::Tensor step(const at::Tensor& q,
   token.q = rows_of(q.unsqueeze(2), call.kept);
   token.k = rows_of(k.unsqueeze(2), call.kept);
   token.v = rows_of(v.unsqueeze(2), call.kept);
-  if (options.layout != WindowLayout::kNone) {
+  if (options.window != WindowLayout::kNone) {
     token.factors = call.floats_of(parameters.window_factors);
   }
   token.y = bf16_out(y);
@@ -217,7 +217,7 @@ at::Tensor step(const at::Tensor& q,
     launch_decode_recall(choice, call.stream);
   }
   // What leaves a terraced window is in the choice.
-  if (options.layout == WindowLayout::kTerraced ? !recalls : call.batch.shares_states()) {
+  if (options.window == WindowLayout::kTerraced ? !recalls : call.batch.shares_states()) {
     join_state(call, token.k, token.v);
   }
   for (const int heads : {2, 4}) {

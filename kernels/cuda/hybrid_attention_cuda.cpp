@@ -16,7 +16,7 @@ std::string why_not(const at::Tensor& q,
   if (q.scalar_type() != at::kBFloat16) {
     return c10::str("the fused CUDA kernels take bfloat16, not ", q.scalar_type());
   }
-  if (!row_of(options.feature_map.kind).is_activation()) {
+  if (!row_of(options.feature_map).is_activation()) {
     return "the fused CUDA kernels have no positive random and no Taylor features";
   }
   const KernelShape shape = kernel_shape(q, parameters, options);
@@ -107,7 +107,7 @@ at::Tensor window_cuda(const at::Tensor& q,
                        const HybridOptions& options) {
   const c10::DeviceGuard guard(q.device());
   HybridOptions alone = options;
-  alone.feature_map = {.kind = FeatureMapKind::kRelu, .negation = false};
+  alone.set_map({.feature_map = FeatureMapKind::kRelu, .negation = false});
   HybridParameters none;
   none.window_factors = at::zeros({q.size(1)}, q.options().dtype(at::kFloat));
   const HybridProblem problem = make_hybrid_problem(q, k, v, none, alone);

@@ -21,7 +21,7 @@ Map map_of(const HybridProblem& problem,
            const FeatureMapWeights& weights,
            std::vector<at::Tensor>& kept) {
   Map map;
-  map.function = map_function(problem.options.feature_map);
+  map.function = map_function(problem.options);
   if (weights.layer.defined()) {
     kept.push_back(weights.layer.to(at::kBFloat16));
     map.layer = bf16(kept.back());
@@ -66,7 +66,7 @@ Walked walk(const Prepared& p, StatesArguments arguments, const at::TensorOption
 }  // namespace
 
 MapFunction map_function(const FeatureMapOptions& options) {
-  return {row_of(options.kind).activation, static_cast<float>(options.temperature)};
+  return {options.row().activation, static_cast<float>(options.temperature)};
 }
 
 std::int64_t columns_of(const FeatureMapWeights& map, std::int64_t head_dim) {
@@ -79,7 +79,7 @@ KernelShape kernel_shape(const at::Tensor& q,
   const std::int64_t columns = columns_of(parameters.q, q.size(3));
   return {static_cast<int>(q.size(3)),
           static_cast<int>(columns),
-          feature_dim(parameters.q, options.feature_map, q.size(3)) == 2 * columns};
+          feature_dim(parameters.q, options, q.size(3)) == 2 * columns};
 }
 
 std::string why_not_rows(const at::Tensor& q) {
@@ -123,7 +123,7 @@ Prepared prepare(const HybridProblem& problem) {
   in.G = static_cast<int>(problem.shape.G);
   in.U = static_cast<int>(problem.key_heads);
   in.T = static_cast<int>(problem.shape.T);
-  in.layout = problem.options.layout;
+  in.layout = problem.options.window;
   // A window of the whole sequence and a longer one are the same, and fit an int.
   in.window = static_cast<int>(std::min(problem.options.window_size, problem.shape.T));
   in.sinks = static_cast<int>(problem.num_sinks());

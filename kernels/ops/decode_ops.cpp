@@ -1,9 +1,7 @@
 // hedgerow::prefill_state and decode_step: the state of recurrent inference as five tensors, two
 // more with sinks and three more with a recall cache, which a step advances in place. No autograd.
 #include <ATen/ATen.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 
 #include <vector>
@@ -56,13 +54,13 @@ State prefill(const AttentionArguments& a,
               const Tensor& lengths,
               std::optional<std::int64_t> num_heads) {
   const c10::NoGradGuard no_grad;
-  DecodeState state = prefill_state(k, v, lengths, a.parameters(), a.options());
+  DecodeState state = prefill_state(k, v, lengths, a.parameters(), a.options);
   spread(a, state, num_heads);
   State out{state.kv_state, state.k_state, state.window_k, state.window_v, state.positions};
-  if (a.num_sinks > 0) {
+  if (a.options.num_sinks > 0) {
     out.insert(out.end(), {state.sink_k, state.sink_v});
   }
-  if (a.recall_cache > 0) {
+  if (a.options.recall_cache > 0) {
     out.insert(out.end(), {state.recall_k, state.recall_v, state.recall_positions});
   }
   return out;
@@ -88,7 +86,7 @@ void check_known_prefill(const AttentionArguments& a,
     return;
   check_prefill(k, v, lengths);
   const std::int64_t queries = num_query_heads(p, num_heads_of(p, k.size(1)));
-  check_parameters(p, a.options(), queries, k.size(1), k.size(3), k.device());
+  check_parameters(p, a.options, queries, k.size(1), k.size(3), k.device());
   check_num_heads(a, num_heads, k.size(1));
 }
 
@@ -97,7 +95,7 @@ State prefill_shape(const AttentionArguments& a,
                     const Tensor& v,
                     const Tensor& lengths,
                     std::optional<std::int64_t> num_heads) {
-  const HybridOptions options = a.options();
+  const HybridOptions& options = a.options;
   check_known_prefill(a, k, v, lengths, num_heads);
   const c10::SymInt B = k.sym_size(0), U = heads_of(a, k, num_heads), D = k.sym_size(3);
   const c10::SymInt F = num_features(a.layer_k, options.feature_map, D);
@@ -109,25 +107,16 @@ State prefill_shape(const AttentionArguments& a,
             raw(ring_slots(options)),
             raw(ring_slots(options)),
             empty_of(k, {B}, at::kLong)};
-  if (a.num_sinks > 0) {
-    out.insert(out.end(), {raw(a.num_sinks), raw(a.num_sinks)});
+  if (a.options.num_sinks > 0) {
+    out.insert(out.end(), {raw(a.options.num_sinks), raw(a.options.num_sinks)});
   }
-  if (a.recall_cache > 0) {
+  if (a.options.recall_cache > 0) {
     out.insert(out.end(),
-               {raw(a.recall_cache),
-                raw(a.recall_cache),
-                empty_of(k, {B, k.sym_size(1), a.recall_cache}, at::kLong)});
+               {raw(a.options.recall_cache),
+                raw(a.options.recall_cache),
+                empty_of(k, {B, k.sym_size(1), a.options.recall_cache}, at::kLong)});
   }
   return out;
-}
-
-State prefill_autograd(const AttentionArguments& a,
-                       const Tensor& k,
-                       const Tensor& v,
-                       const Tensor& lengths,
-                       std::optional<std::int64_t> num_heads) {
-  const at::AutoDispatchBelowADInplaceOrView below;
-  return AttentionOp<&prefill>::dispatch("hedgerow::prefill_state", a, k, v, lengths, num_heads);
 }
 
 // What a state may have beside its five tensors.
@@ -153,12 +142,13 @@ void check_caller_state(const AttentionArguments& a,
                 kv_state.size(1),
                 tells_heads(a) ? "" : "; give prefill_state num_heads");
   }
-  TORCH_CHECK(a.num_sinks != 0 || (!extras.sink_k.has_value() && !extras.sink_v.has_value()),
-              "decode: num_sinks must be that of the state, which has sinks, found 0");
   TORCH_CHECK(
-      a.recall_cache != 0 || (!extras.recall_k.has_value() && !extras.recall_v.has_value() &&
-                              !extras.recall_positions.has_value()),
-      "decode: recall_cache must be that of the state, which has one, found 0");
+      a.options.num_sinks != 0 || (!extras.sink_k.has_value() && !extras.sink_v.has_value()),
+      "decode: num_sinks must be that of the state, which has sinks, found 0");
+  TORCH_CHECK(a.options.recall_cache != 0 ||
+                  (!extras.recall_k.has_value() && !extras.recall_v.has_value() &&
+                   !extras.recall_positions.has_value()),
+              "decode: recall_cache must be that of the state, which has one, found 0");
   TORCH_CHECK(kv_state.scalar_type() == at::kFloat && k_state.scalar_type() == at::kFloat &&
                   positions.scalar_type() == at::kLong,
               "decode: kv_state and k_state must be float32 and positions int64, found ",
@@ -196,7 +186,21 @@ Tensor step(const AttentionArguments& a,
                     recall_k.value_or(Tensor()),
                     recall_v.value_or(Tensor()),
                     recall_positions.value_or(Tensor())};
-  return decode_step(q, k, v, state, a.parameters(), a.options()).contiguous();
+  const Tensor y = decode_step(q, k, v, state, a.parameters(), a.options).contiguous();
+  // The kernel writes through pointers: who saved the state for a backward is told here.
+  for (const Tensor& x : {kv_state,
+                          k_state,
+                          window_k,
+                          window_v,
+                          positions,
+                          state.sink_k,
+                          state.sink_v,
+                          state.recall_k,
+                          state.recall_v,
+                          state.recall_positions}) {
+    if (x.defined() && !x.is_inference()) x.unsafeGetTensorImpl()->bump_version();
+  }
+  return y;
 }
 
 Tensor step_shape(const AttentionArguments& a,
@@ -220,77 +224,35 @@ Tensor step_shape(const AttentionArguments& a,
     check_token(q, k, v);
     check_known(a, q.unsqueeze(2), k.unsqueeze(2), v.unsqueeze(2));
   }
-  static_cast<void>(a.options());  // names are checked whatever the sizes are
   return empty_of(q, q.sym_sizes(), q.scalar_type());
 }
 
-// The kernel writes through pointers: who saved the state for a backward is told here.
-Tensor step_autograd(const AttentionArguments& a,
-                     const Tensor& q,
-                     const Tensor& k,
-                     const Tensor& v,
-                     const Tensor& kv_state,
-                     const Tensor& k_state,
-                     const Tensor& window_k,
-                     const Tensor& window_v,
-                     const Tensor& positions,
-                     const std::optional<Tensor>& sink_k,
-                     const std::optional<Tensor>& sink_v,
-                     const std::optional<Tensor>& recall_k,
-                     const std::optional<Tensor>& recall_v,
-                     const std::optional<Tensor>& recall_positions) {
-  const at::AutoDispatchBelowADInplaceOrView below;
-  Tensor y = AttentionOp<&step>::dispatch("hedgerow::decode_step",
-                                          a,
-                                          q,
-                                          k,
-                                          v,
-                                          kv_state,
-                                          k_state,
-                                          window_k,
-                                          window_v,
-                                          positions,
-                                          sink_k,
-                                          sink_v,
-                                          recall_k,
-                                          recall_v,
-                                          recall_positions);
-  for (const Tensor& x : {kv_state, k_state, window_k, window_v, positions}) {
-    torch::autograd::impl::bump_version(x);
-  }
-  for (const std::optional<Tensor>& x : {sink_k, sink_v, recall_k, recall_v, recall_positions}) {
-    if (x.has_value()) torch::autograd::impl::bump_version(*x);
-  }
-  return y;
-}
-
 TORCH_LIBRARY_FRAGMENT(hedgerow, library) {
-  const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
-  library.def(
-      "prefill_state(Tensor k, Tensor v, Tensor lengths, *, int? "
-      "num_heads=None, " HEDGEROW_ATTENTION_SCHEMA ") -> Tensor[]",
-      tags);
-  library.def(
+  define(library,
+         "prefill_state(Tensor k, Tensor v, Tensor lengths, *, int? num_heads=None, ",
+         "Tensor[]");
+  define(
+      library,
       "decode_step(Tensor q, Tensor k, Tensor v, Tensor(a!) kv_state, Tensor(b!) k_state, "
       "Tensor(c!) window_k, Tensor(d!) window_v, Tensor(e!) positions, Tensor(f!)? sink_k=None, "
       "Tensor(g!)? sink_v=None, Tensor(h!)? recall_k=None, Tensor(i!)? recall_v=None, Tensor(j!)? "
-      "recall_positions=None, *, " HEDGEROW_ATTENTION_SCHEMA ") -> Tensor",
-      tags);
+      "recall_positions=None, *, ",
+      "Tensor");
 }
 
 TORCH_LIBRARY_IMPL(hedgerow, CompositeExplicitAutograd, library) {
-  library.impl("prefill_state", TORCH_FN(AttentionOp<&prefill>::call));
-  library.impl("decode_step", TORCH_FN(AttentionOp<&step>::call));
+  library.impl("prefill_state", boxed<&prefill>());
+  library.impl("decode_step", boxed<&step>());
 }
 
 TORCH_LIBRARY_IMPL(hedgerow, Meta, library) {
-  library.impl("prefill_state", TORCH_FN(AttentionOp<&prefill_shape>::call));
-  library.impl("decode_step", TORCH_FN(AttentionOp<&step_shape>::call));
+  library.impl("prefill_state", boxed<&prefill_shape>());
+  library.impl("decode_step", boxed<&step_shape>());
 }
 
 TORCH_LIBRARY_IMPL(hedgerow, Autograd, library) {
-  library.impl("prefill_state", TORCH_FN(AttentionOp<&prefill_autograd>::call));
-  library.impl("decode_step", TORCH_FN(AttentionOp<&step_autograd>::call));
+  library.impl("prefill_state", torch::CppFunction::makeFallthrough());
+  library.impl("decode_step", torch::CppFunction::makeFallthrough());
 }
 
 }  // namespace

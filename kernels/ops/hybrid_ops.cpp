@@ -1,9 +1,8 @@
-// hedgerow::hybrid_attention, its two directions as operators of their own, and linear_share.
+// hedgerow::hybrid_attention, and its two directions as operators of their own: where a gradient is
+// wanted, deploy/huggingface/modeling/operators_hedgerow.py puts those behind autograd.
 #include <ATen/ATen.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include <array>
@@ -11,9 +10,7 @@
 
 #include "kernels/cuda/hybrid_attention_cuda.hpp"
 #include "kernels/hybrid_passes.hpp"
-#include "kernels/ops/own_graph.hpp"
 #include "kernels/ops/shapes.hpp"
-#include "kernels/problem/checks.hpp"
 
 namespace hedgerow::kernels::ops {
 namespace {
@@ -27,64 +24,60 @@ using Forward = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
 using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 HybridOptions options_of(const AttentionArguments& a, bool fp32_output) {
-  HybridOptions options = a.options();
+  HybridOptions options = a.options;
   options.fp32_output = fp32_output;
   return options;
-}
-
-// fp64 in the chunked ATen backend, as anything else that no fused backend takes: T x T is for
-// tests.
-Backend backend_of(const AttentionArguments& a,
-                   const Tensor& q,
-                   const Tensor& k,
-                   const Tensor& v,
-                   bool fused,
-                   bool input_gradients) {
-  TORCH_CHECK(!fused || (q.is_cuda() && cuda::hybrid_backend() != nullptr),
-              "hybrid attention: fused must be false for a tensor on ",
-              q.device(),
-              " in this build, found true; hybrid_attention chooses it");
-  if (fused) {
-    check_known(a, q, k, v);  // why_not reads sizes
-    const std::string reason =
-        cuda::hybrid_backend()->why_not(q, a.parameters(), a.options(), input_gradients);
-    TORCH_CHECK(reason.empty(),
-                "hybrid attention: fused must be false for this problem, found true: ",
-                reason,
-                "; hybrid_attention chooses it");
-    return Backend::kCuda;
-  }
-  return q.scalar_type() == at::kDouble ? Backend::kAten : backend_for(q);
-}
-
-// The backward knows no cache.
-void check_no_recall(const AttentionArguments& a) {
-  TORCH_CHECK(a.recall_cache == 0,
-              "hybrid attention: recall_cache must be 0 where a gradient is wanted, found ",
-              a.recall_cache);
 }
 
 at::ScalarType output_dtype(const Tensor& q, bool fp32_output) {
   return fp32_output ? sum_dtype_of(q) : q.scalar_type();
 }
 
-// ---- kernels
+// Whether CUDA's fused kernels compute this; the problem must have been checked.
+bool fuses(const AttentionArguments& a, const Tensor& q, bool input_gradients) {
+  const cuda::HybridBackend* backend = cuda::hybrid_backend();
+  return q.is_cuda() && backend != nullptr &&
+         backend->why_not(q, a.parameters(), a.options, input_gradients).empty();
+}
 
-Tensor attend(const AttentionArguments& a,
+// fp64 in the chunked ATen backend, as anything else that no fused backend takes: T x T is for
+// tests.
+Backend backend_of(const AttentionArguments& a, const Tensor& q, bool fused, bool input_gradients) {
+  if (q.scalar_type() == at::kDouble) return Backend::kAten;
+  TORCH_CHECK(!fused || fuses(a, q, input_gradients),
+              "hybrid attention: fused must be false for this problem on ",
+              q.device(),
+              ", found true; hybrid_is_fused says which");
+  return fused ? Backend::kCuda
+               : hybrid_backend_for(q,
+                                    a.parameters(),
+                                    a.options,
+                                    input_gradients,
+                                    q.is_cuda() ? Backend::kAten : Backend::kAuto);
+}
+
+// The backward knows no cache.
+void check_no_recall(const AttentionArguments& a) {
+  TORCH_CHECK(a.options.recall_cache == 0,
+              "hybrid attention: recall_cache must be 0 where a gradient is wanted, found ",
+              a.options.recall_cache);
+}
+
+Tensor attend(
+    const AttentionArguments& a, const Tensor& q, const Tensor& k, const Tensor& v, bool fp32) {
+  const c10::NoGradGuard no_grad;
+  const bool plain = q.scalar_type() == at::kDouble && a.options.recall_cache == 0;
+  return in_rows(hybrid_attention(
+      q, k, v, a.parameters(), options_of(a, fp32), plain ? Backend::kAten : Backend::kAuto));
+}
+
+bool is_fused(const AttentionArguments& a,
               const Tensor& q,
               const Tensor& k,
               const Tensor& v,
-              bool fp32_output) {
-  const HybridParameters parameters = a.parameters();
-  const HybridOptions options = options_of(a, fp32_output);
-  check_known(a, q, k, v);
-  if (options.recall_cache > 0) return in_rows(hybrid_attention(q, k, v, parameters, options));
-  const Backend backend =
-      q.scalar_type() == at::kDouble
-          ? Backend::kAten
-          : hybrid_backend_for(q, parameters, options, /*input_gradients=*/false);
-  const HybridProblem problem = make_hybrid_problem(q, k, v, parameters, options);
-  return in_rows(hybrid_forward(backend, problem, false).y);
+              bool input_gradients) {
+  static_cast<void>(make_hybrid_problem(q, k, v, a.parameters(), a.options));
+  return fuses(a, q, input_gradients);
 }
 
 Forward forward(const AttentionArguments& a,
@@ -93,13 +86,15 @@ Forward forward(const AttentionArguments& a,
                 const Tensor& v,
                 bool fp32_output,
                 bool fused) {
+  const c10::NoGradGuard no_grad;
   check_no_recall(a);
-  const Backend backend = backend_of(a, q, k, v, fused, /*input_gradients=*/false);
-  const HybridForward out = hybrid_forward(
-      backend, make_hybrid_problem(q, k, v, a.parameters(), options_of(a, fp32_output)), true);
+  const HybridProblem problem =
+      make_hybrid_problem(q, k, v, a.parameters(), options_of(a, fp32_output));
+  const Backend backend = backend_of(a, q, fused, /*input_gradients=*/false);
+  const HybridForward out = hybrid_forward(backend, problem, true);
   const bool own = out.y_saved.defined() && !out.y_saved.is_same(out.y);
   const auto saved = [&](cuda::Saved which) {
-    return backend == Backend::kCuda ? or_absent(out.saved[which], q) : absent(q);
+    return backend == Backend::kCuda && out.saved[which].defined() ? out.saved[which] : absent(q);
   };
   return {in_rows(out.y),
           own ? in_rows(out.y_saved) : absent(q),
@@ -123,30 +118,33 @@ Gradients backward(const AttentionArguments& a,
                    const Tensor& ties,
                    bool fused,
                    Needs needs) {
-  const RecordingGuard recording;  // the ATen backend's maps walk a graph of their own
+  // The ATen backend's maps walk a graph of their own, and the dispatcher calls kernels with
+  // recording excluded; GradMode stays off.
+  const c10::impl::ForceDispatchKeyGuard recording(
+      c10::impl::tls_local_dispatch_key_set().included_,
+      c10::impl::tls_local_dispatch_key_set().excluded_ - c10::autograd_dispatch_keyset);
   const c10::NoGradGuard no_grad;
+  const HybridProblem problem = make_hybrid_problem(q, k, v, a.parameters(), a.options);
   HybridForward saved;
   saved.y_saved = y;
   saved.denominator = denominator;
-  const bool input_gradients = needs[kQ] || needs[kK] || needs[kV];
-  const Backend backend = backend_of(a, q, k, v, fused, input_gradients);
+  const Backend backend = backend_of(a, q, fused, needs[kQ] || needs[kK] || needs[kV]);
   if (backend == Backend::kCuda) {
     saved.saved = {undefined_if_empty(rest),
                    undefined_if_empty(pull),
                    undefined_if_empty(maxima),
                    undefined_if_empty(ties)};
   }
-  const HybridGradients g =
-      hybrid_backward(backend,
-                      make_hybrid_problem(q, k, v, a.parameters(), a.options()),
-                      saved,
-                      dy,
-                      {.q = needs[kQ],
-                       .k = needs[kK],
-                       .v = needs[kV],
-                       .map_q = needs[kLayerQ] || needs[kBiasQ],
-                       .map_k = needs[kLayerK] || needs[kBiasK],
-                       .window_factors = needs[kWindowFactors]});
+  const HybridGradients g = hybrid_backward(backend,
+                                            problem,
+                                            saved,
+                                            dy,
+                                            {.q = needs[kQ],
+                                             .k = needs[kK],
+                                             .v = needs[kV],
+                                             .map_q = needs[kLayerQ] || needs[kBiasQ],
+                                             .map_k = needs[kLayerK] || needs[kBiasK],
+                                             .window_factors = needs[kWindowFactors]});
   const auto input = [&](Input i, const Tensor& gradient) {
     return needs[i] ? gradient.contiguous() : absent(q);
   };
@@ -165,12 +163,6 @@ Gradients backward(const AttentionArguments& a,
           like(kBiasK, g.map_k.bias, a.bias_k),
           like(kWindowFactors, g.window_factors, a.window_factors)};
 }
-
-Tensor share(const AttentionArguments& a, const Tensor& q, const Tensor& k) {
-  return linear_share(q, k, a.parameters(), a.options()).contiguous();
-}
-
-// ---- shapes
 
 Tensor attend_shape(const AttentionArguments& a,
                     const Tensor& q,
@@ -193,12 +185,12 @@ Forward forward_shape(const AttentionArguments& a,
   const auto fused_rows = [&](bool there) {
     return fused && there ? empty_of(q, q.sym_sizes(), q.scalar_type()) : absent(q);
   };
-  const bool window = fused && a.windowed();
+  const bool window = fused && a.options.windowed();
   return {empty_in_rows(q, dtype),
           fused || dtype == sums ? absent(q) : empty_in_rows(q, sums),
           per_query(),
           fused_rows(dtype != sums),
-          fused_rows(a.windowed()),
+          fused_rows(a.options.windowed()),
           window ? per_query() : absent(q),
           window ? per_query() : absent(q)};
 }
@@ -229,190 +221,40 @@ Gradients backward_shape(const AttentionArguments& a,
           like(kWindowFactors, a.window_factors)};
 }
 
-Tensor share_shape(const AttentionArguments& a, const Tensor& q, const Tensor& k) {
-  check_known(a, q, k, {});
-  return empty_of(q, q.sym_sizes().slice(1, 1), sum_dtype_of(q));
-}
-
-// ---- autograd
-
-// The tensors of one call in the order of Input; those that are not given are undefined.
-torch::autograd::variable_list inputs_of(const AttentionArguments& a,
-                                         const Tensor& q,
-                                         const Tensor& k,
-                                         const Tensor& v) {
-  const HybridParameters p = a.parameters();
-  return {q, k, v, p.q.layer, p.q.bias, p.k.layer, p.k.bias, p.window_factors};
-}
-
-class HybridFunction : public torch::autograd::Function<HybridFunction> {
- public:
-  static Tensor forward(torch::autograd::AutogradContext* context,
-                        const std::optional<Tensor>& q,
-                        const std::optional<Tensor>& k,
-                        const std::optional<Tensor>& v,
-                        const std::optional<Tensor>& /*layer_q*/,
-                        const std::optional<Tensor>& /*bias_q*/,
-                        const std::optional<Tensor>& /*layer_k*/,
-                        const std::optional<Tensor>& /*bias_k*/,
-                        const std::optional<Tensor>& /*window_factors*/,
-                        const AttentionArguments& a,
-                        bool fp32_output,
-                        bool fused) {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    const auto [y, y_saved, denominator, rest, pull, maxima, ties] =
-        AttentionOp<&ops::forward>::dispatch(
-            "hedgerow::hybrid_attention_forward", a, *q, *k, *v, fp32_output, fused);
-    torch::autograd::variable_list saved = inputs_of(a, *q, *k, *v);
-    const bool own = output_dtype(*q, fp32_output) != sum_dtype_of(*q) && !fused;
-    for (const Tensor& x : {own ? y_saved : y, denominator, rest, pull, maxima, ties}) {
-      saved.push_back(x);
-    }
-    context->save_for_backward(saved);
-    context->saved_data["fused"] = fused;
-    context->saved_data["feature_map"] = a.feature_map;
-    context->saved_data["negation"] = a.negation;
-    context->saved_data["order"] = a.order;
-    context->saved_data["temperature"] = a.temperature;
-    context->saved_data["window"] = a.window;
-    context->saved_data["window_size"] = a.window_size;
-    context->saved_data["num_sinks"] = a.num_sinks;
-    context->saved_data["linear_cap"] = a.linear_cap;
-    return y;
-  }
-
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 const torch::autograd::variable_list& dy) {
-    const torch::autograd::variable_list saved = context->get_saved_variables();
-    const AttentionArguments a = arguments_of(context, saved);
-    Needs needs{};
-    std::size_t edge = 0;  // only tensors that are there have one
-    for (std::size_t i = 0; i < kNumInputs; ++i) {
-      needs[i] = saved[i].defined() && context->needs_input_grad(edge++);
-    }
-    const Tensor* kept = &saved[kNumInputs];
-    const Gradients gradients =
-        AttentionOp<&ops::backward>::dispatch("hedgerow::hybrid_attention_backward",
-                                              a,
-                                              dy[0],
-                                              saved[kQ],
-                                              saved[kK],
-                                              saved[kV],
-                                              kept[0],
-                                              kept[1],
-                                              kept[2],
-                                              kept[3],
-                                              kept[4],
-                                              kept[5],
-                                              context->saved_data["fused"].toBool(),
-                                              needs);
-    torch::autograd::variable_list out = std::apply(
-        [](auto&... each) { return torch::autograd::variable_list{each...}; }, gradients);
-    for (std::size_t i = 0; i < kNumInputs; ++i) {
-      if (!needs[i]) out[i] = Tensor();
-    }
-    out.resize(kNumInputs + 3);  // none for the arguments and the two flags
-    return out;
-  }
-
- private:
-  static AttentionArguments arguments_of(torch::autograd::AutogradContext* context,
-                                         const torch::autograd::variable_list& saved) {
-    const auto given = [&](Input i) {
-      return saved[i].defined() ? std::optional<Tensor>(saved[i]) : std::nullopt;
-    };
-    return {given(kLayerQ),
-            given(kBiasQ),
-            given(kLayerK),
-            given(kBiasK),
-            given(kWindowFactors),
-            context->saved_data["feature_map"].toStringRef(),
-            context->saved_data["negation"].toBool(),
-            context->saved_data["order"].toInt(),
-            context->saved_data["window"].toStringRef(),
-            context->saved_data["window_size"].toInt(),
-            context->saved_data["num_sinks"].toInt(),
-            0,
-            context->saved_data["temperature"].toDouble(),
-            context->saved_data["linear_cap"].toInt()};
-  }
-};
-
-Tensor attend_autograd(const AttentionArguments& a,
-                       const Tensor& q,
-                       const Tensor& k,
-                       const Tensor& v,
-                       bool fp32_output) {
-  if (!any_requires_grad(inputs_of(a, q, k, v))) {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    return AttentionOp<&attend>::dispatch("hedgerow::hybrid_attention", a, q, k, v, fp32_output);
-  }
-  check_known(a, q, k, v);
-  check_no_recall(a);
-  // While tracing with symbolic sizes nothing can be asked of them; then the ATen backend it is.
-  const bool fused =
-      q.is_cuda() && sizes_are_known(inputs_of(a, q, k, v)) &&
-      hybrid_backend_for(
-          q, a.parameters(), options_of(a, fp32_output), any_requires_grad({q, k, v})) ==
-          Backend::kCuda;
-  return HybridFunction::apply(std::optional<Tensor>(q),
-                               std::optional<Tensor>(k),
-                               std::optional<Tensor>(v),
-                               a.layer_q,
-                               a.bias_q,
-                               a.layer_k,
-                               a.bias_k,
-                               a.window_factors,
-                               a,
-                               fp32_output,
-                               fused);
-}
-
-Tensor share_autograd(const AttentionArguments& a, const Tensor& q, const Tensor& k) {
-  const at::AutoDispatchBelowADInplaceOrView below;
-  return AttentionOp<&share>::dispatch("hedgerow::linear_share", a, q, k);
-}
-
 TORCH_LIBRARY_FRAGMENT(hedgerow, library) {
-  const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
-  library.def(
-      "hybrid_attention(Tensor q, Tensor k, Tensor v, *, bool "
-      "fp32_output=False, " HEDGEROW_ATTENTION_SCHEMA ") -> Tensor",
-      tags);
-  library.def(
-      "hybrid_attention_forward(Tensor q, Tensor k, Tensor v, *, bool fp32_output, bool "
-      "fused, " HEDGEROW_ATTENTION_SCHEMA
-      ") -> (Tensor y, Tensor y_saved, Tensor denominator, Tensor rest, Tensor pull, Tensor "
-      "maxima, Tensor ties)",
-      tags);
-  library.def(
+  define(library,
+         "hybrid_attention(Tensor q, Tensor k, Tensor v, *, bool fp32_output=False, ",
+         "Tensor");
+  define(
+      library, "hybrid_is_fused(Tensor q, Tensor k, Tensor v, *, bool input_gradients, ", "bool");
+  define(library,
+         "hybrid_attention_forward(Tensor q, Tensor k, Tensor v, bool fp32_output, bool fused, ",
+         "(Tensor y, Tensor y_saved, Tensor denominator, Tensor rest, Tensor pull, Tensor maxima, "
+         "Tensor ties)");
+  define(
+      library,
       "hybrid_attention_backward(Tensor dy, Tensor q, Tensor k, Tensor v, Tensor y, Tensor "
       "denominator, Tensor rest, Tensor pull, Tensor maxima, Tensor ties, *, bool fused, bool[8] "
-      "needs, " HEDGEROW_ATTENTION_SCHEMA
-      ") -> (Tensor dq, Tensor dk, Tensor dv, Tensor dlayer_q, Tensor dbias_q, Tensor dlayer_k, "
-      "Tensor dbias_k, Tensor dwindow_factors)",
-      tags);
-  library.def("linear_share(Tensor q, Tensor k, *, " HEDGEROW_ATTENTION_SCHEMA ") -> Tensor", tags);
+      "needs, ",
+      "(Tensor dq, Tensor dk, Tensor dv, Tensor dlayer_q, Tensor dbias_q, Tensor dlayer_k, "
+      "Tensor dbias_k, Tensor dwindow_factors)");
 }
 
 TORCH_LIBRARY_IMPL(hedgerow, CompositeExplicitAutograd, library) {
-  library.impl("hybrid_attention", TORCH_FN(AttentionOp<&attend>::call));
-  library.impl("hybrid_attention_forward", TORCH_FN(AttentionOp<&forward>::call));
-  library.impl("hybrid_attention_backward", TORCH_FN(AttentionOp<&backward>::call));
-  library.impl("linear_share", TORCH_FN(AttentionOp<&share>::call));
+  library.impl("hybrid_attention", boxed<&attend>());
+  library.impl("hybrid_is_fused", boxed<&is_fused>());
+  library.impl("hybrid_attention_forward", boxed<&forward>());
+  library.impl("hybrid_attention_backward", boxed<&backward>());
 }
 
 TORCH_LIBRARY_IMPL(hedgerow, Meta, library) {
-  library.impl("hybrid_attention", TORCH_FN(AttentionOp<&attend_shape>::call));
-  library.impl("hybrid_attention_forward", TORCH_FN(AttentionOp<&forward_shape>::call));
-  library.impl("hybrid_attention_backward", TORCH_FN(AttentionOp<&backward_shape>::call));
-  library.impl("linear_share", TORCH_FN(AttentionOp<&share_shape>::call));
+  library.impl("hybrid_attention", boxed<&attend_shape>());
+  library.impl("hybrid_attention_forward", boxed<&forward_shape>());
+  library.impl("hybrid_attention_backward", boxed<&backward_shape>());
 }
 
 TORCH_LIBRARY_IMPL(hedgerow, Autograd, library) {
-  library.impl("hybrid_attention", TORCH_FN(AttentionOp<&attend_autograd>::call));
-  library.impl("linear_share", TORCH_FN(AttentionOp<&share_autograd>::call));
-  library.impl("hybrid_attention_forward", torch::autograd::autogradNotImplementedFallback());
+  library.impl("hybrid_attention", torch::autograd::autogradNotImplementedFallback());
   library.impl("hybrid_attention_backward", torch::autograd::autogradNotImplementedFallback());
 }
 

@@ -19,7 +19,6 @@ void check_known(const AttentionArguments& arguments,
                  const at::Tensor& k,
                  const at::Tensor& v) {
   const HybridParameters parameters = arguments.parameters();
-  const HybridOptions options = arguments.options();  // names are always known
   if (sizes_are_known({q,
                        k,
                        v,
@@ -29,7 +28,7 @@ void check_known(const AttentionArguments& arguments,
                        parameters.k.bias,
                        parameters.window_factors})) {
     const AttentionShape shape = check_attention(q, k, v);
-    check_parameters(parameters, options, shape.H, shape.G, shape.D, q.device());
+    check_parameters(parameters, arguments.options, shape.H, shape.G, shape.D, q.device());
   }
 }
 
@@ -56,9 +55,9 @@ c10::SymInt num_features(const std::optional<at::Tensor>& layer,
                          const FeatureMapOptions& options,
                          const c10::SymInt& head_dim) {
   const c10::SymInt projected = layer.has_value() ? layer->sym_size(2) : head_dim;
-  const FeatureMapRow& row = row_of(options.kind);
+  const FeatureMapRow& row = options.row();
   if (row.series) {
-    return num_monomials(projected.guard_int(__FILE__, __LINE__), options.order);
+    return num_monomials(projected.guard_int(__FILE__, __LINE__));
   }
   return row.negation && options.negation ? projected * 2 : projected;
 }

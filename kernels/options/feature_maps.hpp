@@ -7,7 +7,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <string_view>
 
 namespace hedgerow::kernels {
@@ -37,9 +36,9 @@ struct FeatureMapRow {
   bool fp32_products = false;  // sums of its features cancel: the CPU's products stay in fp32
   // The two maps of exponential_maps.hpp, whose features are no function of one z at a time.
   bool one_draw = false;  // W is Omega, drawn once for both sides, without a bias
-  bool series = false;    // the monomials of degree <= order: F = C(f + order, order)
+  bool series = false;    // the monomials of degree <= 2: F = 1 + f + f (f + 1) / 2
 
-  // An activation of z, which the fused CUDA kernels take.
+  // An activation of z, which the fused kernels take; else ATen operations compute it.
   [[nodiscard]] constexpr bool is_activation() const { return !one_draw && !series; }
   [[nodiscard]] constexpr bool takes_bias() const { return projection && !one_draw; }
 };
@@ -109,18 +108,9 @@ constexpr bool rows_are_in_order() {
 }  // namespace detail
 static_assert(detail::rows_are_in_order(), "row_of finds a row by its enumerator");
 
-// Monomials of degree <= order in so many variables: C(variables + order, order). Saturates at the
-// largest value.
-[[nodiscard]] constexpr std::int64_t num_monomials(std::int64_t variables, std::int64_t order) {
-  std::int64_t count = 1;
-  for (std::int64_t n = 1; n <= order; ++n) {
-    // C(variables + n, n) from that of n - 1; the division is exact.
-    if (__builtin_mul_overflow(count, variables + n, &count)) {
-      return std::numeric_limits<std::int64_t>::max();
-    }
-    count /= n;
-  }
-  return count;
+// Monomials of degree <= 2 in so many variables, kTaylor's features.
+[[nodiscard]] constexpr std::int64_t num_monomials(std::int64_t variables) {
+  return 1 + variables + variables * (variables + 1) / 2;
 }
 
 }  // namespace hedgerow::kernels

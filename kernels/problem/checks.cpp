@@ -144,7 +144,7 @@ AttentionShape check_attention(const at::Tensor& q, const at::Tensor& k, const a
                 " heads, found ",
                 v.size(1));
   }
-  return {q.size(0), q.size(1), k.size(1), q.size(2), q.size(3)};
+  return shape_of(q, k);
 }
 
 std::int64_t num_key_heads(const HybridParameters& parameters, std::int64_t num_heads) {
@@ -160,35 +160,13 @@ std::int64_t num_query_heads(const HybridParameters& parameters, std::int64_t ot
   return map.bias.defined() && map.bias.dim() > 0 ? map.bias.size(0) : otherwise;
 }
 
-void check_window(const HybridOptions& options) {
-  if (options.layout == WindowLayout::kNone) {
-    TORCH_CHECK(options.num_sinks == 0,
-                "attention: num_sinks must be 0 without a window, found ",
-                options.num_sinks);
-    TORCH_CHECK(options.recall_cache == 0,
-                "attention: recall_cache must be 0 without a window, found ",
-                options.recall_cache);
-    TORCH_CHECK(options.linear_cap == 0,
-                "attention: linear_cap must be 0 without a window, found ",
-                options.linear_cap);
-    return;
-  }
-  TORCH_CHECK(options.window_size >= 1,
-              "attention: window_size must be at least 1, found ",
-              options.window_size);
-  TORCH_CHECK(options.num_sinks >= 0 && options.num_sinks <= options.window_size,
-              "attention: num_sinks must lie in 0..window_size = ",
-              options.window_size,
-              ", found ",
-              options.num_sinks);
-  TORCH_CHECK(options.recall_cache >= 0 && options.recall_cache <= options.window_size,
-              "attention: recall_cache must lie in 0..window_size = ",
-              options.window_size,
-              ", found ",
-              options.recall_cache);
-  TORCH_CHECK(options.linear_cap >= 0,
-              "attention: linear_cap must be 0 (none) or more, found ",
-              options.linear_cap);
+void check_options(const HybridOptions& options) {
+  const std::string reason = why_not(options);
+  TORCH_CHECK(reason.empty(), "attention.", reason);
+}
+
+AttentionShape shape_of(const at::Tensor& q, const at::Tensor& k) {
+  return {q.size(0), q.size(1), k.size(1), q.size(2), q.size(3)};
 }
 
 std::int64_t check_parameters(const HybridParameters& parameters,
@@ -197,12 +175,13 @@ std::int64_t check_parameters(const HybridParameters& parameters,
                               std::int64_t num_kv_heads,
                               std::int64_t head_dim,
                               const at::Device& device) {
+  check_options(options);
   const std::int64_t features =
-      check_map("query", parameters.q, options.feature_map, "H", num_heads, head_dim, device);
+      check_map("query", parameters.q, options, "H", num_heads, head_dim, device);
   const bool is_shared = num_key_heads(parameters, num_heads) == num_kv_heads;
   const std::int64_t key_features = check_map("key",
                                               parameters.k,
-                                              options.feature_map,
+                                              options,
                                               is_shared ? "G" : "H or G",
                                               is_shared ? num_kv_heads : num_heads,
                                               head_dim,
@@ -213,8 +192,7 @@ std::int64_t check_parameters(const HybridParameters& parameters,
               " for queries and ",
               key_features,
               " for keys");
-  check_window(options);
-  if (options.layout == WindowLayout::kNone) {
+  if (options.window == WindowLayout::kNone) {
     return features;
   }
   TORCH_CHECK(parameters.window_factors.defined(),

@@ -8,7 +8,7 @@
 
 namespace hedgerow::kernels {
 
-// Sizes of one attention problem, read from its tensors by check_attention.
+// Sizes of one attention problem.
 struct AttentionShape {
   std::int64_t B = 0, H = 0, G = 0, T = 0, D = 0;
   [[nodiscard]] std::int64_t group() const { return H / G; }
@@ -21,8 +21,11 @@ struct AttentionShape {
 // may be undefined.
 AttentionShape check_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
 
-// A window has tokens, sinks fit it, and there are none without one.
-void check_window(const HybridOptions& options);
+// Those sizes of tensors that were checked.
+[[nodiscard]] AttentionShape shape_of(const at::Tensor& q, const at::Tensor& k);
+
+// Throws why_not(options), if there is a reason.
+void check_options(const HybridOptions& options);
 
 // The maps fit (H, D), those of keys (H or G, D), and give the same F, window_factors holds H
 // logits where the layout has a window, sinks fit the window, and all lie on the inputs' device.

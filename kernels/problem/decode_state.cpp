@@ -7,8 +7,8 @@
 namespace hedgerow::kernels {
 
 std::int64_t ring_slots(const HybridOptions& options) {
-  if (options.layout == WindowLayout::kNone) return 1;
-  return options.layout == WindowLayout::kSliding ? options.window_size : 2 * options.window_size;
+  if (options.window == WindowLayout::kNone) return 1;
+  return options.window == WindowLayout::kSliding ? options.window_size : 2 * options.window_size;
 }
 
 std::int64_t num_heads_of(const HybridParameters& parameters, std::int64_t num_kv_heads) {

@@ -17,7 +17,7 @@ namespace {
 // The activation of one sign of z, before the clamp.
 at::Tensor activate(const at::Tensor& z, const FeatureMapOptions& options) {
   const auto of_tensor = [&](auto map) { return map.of_tensor(z, options.temperature); };
-  const FeatureMapKind activation = row_of(options.kind).activation;
+  const FeatureMapKind activation = options.row().activation;
   return maps::is_of_row(activation) ? maps::visit(of_tensor, activation, maps::OfRows{})
                                      : maps::visit(of_tensor, activation, maps::Elementwise{});
 }
@@ -115,9 +115,9 @@ std::int64_t feature_dim(const FeatureMapWeights& weights,
                          const FeatureMapOptions& options,
                          std::int64_t head_dim) {
   const std::int64_t projected = weights.layer.defined() ? weights.layer.size(2) : head_dim;
-  const FeatureMapRow& row = row_of(options.kind);
+  const FeatureMapRow& row = options.row();
   if (row.series) {
-    return num_monomials(projected, options.order);
+    return num_monomials(projected);
   }
   return row.negation && options.negation ? 2 * projected : projected;
 }
@@ -140,12 +140,12 @@ at::Tensor apply_feature_map(const at::Tensor& x,
   if (weights.bias.defined()) {
     z = z + weights.bias.to(dtype).unsqueeze(1);
   }
-  const FeatureMapRow& row = row_of(options.kind);
+  const FeatureMapRow& row = options.row();
   if (row.one_draw) {
     return positive_random_features(z, rows, role);
   }
   if (row.series) {
-    return at::cat(monomials(z * exponential_map_scale(x.size(3)), options.order), -1);
+    return taylor_features(z * exponential_map_scale(x.size(3)));
   }
   at::Tensor phi = activate(z, options);
   if (row.negation && options.negation) {

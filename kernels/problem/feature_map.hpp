@@ -7,8 +7,8 @@
 // Two maps stand for that exponential without learning, with x' = D^-1/4 x so that
 // q'.k' = q.k / sqrt(D). Positive random features (FAVOR+, 2009.14794 lemma 1): the layer is Omega,
 // phi(x) = exp(Omega^T x' - |x'|^2 / 2) / sqrt(f), whose product is right on average over draws of
-// Omega. Taylor: one feature x'^a / sqrt(a!) for each monomial of degree <= order, whose product is
-// sum_n (q'.k')^n / n!, n <= order.
+// Omega. Taylor: one feature x'^a / sqrt(a!) for each monomial of degree <= 2, whose product is 1 +
+// s + s^2 / 2, s = q'.k'; odd degrees give weights below 0.
 //
 // Shapes: B batch, H query heads, G kv heads, T tokens, D head_dim, f projected features, F
 // features after concatenation.
@@ -26,8 +26,6 @@ namespace hedgerow::kernels {
 // their signs instead, and positive random features their size: those of a long key lie below the
 // clamp as a rule, and clamping would give such keys weight that they do not have.
 inline constexpr double kFeatureClamp = 1e-12;
-
-inline constexpr std::int64_t kMaxTaylorOrder = 3;
 
 struct FeatureMapWeights {
   at::Tensor layer;  // [H, D, f] fp32, LoLCATs' `mlp.layer`; undefined: no projection (f = D)

@@ -20,7 +20,7 @@ std::int64_t window_begin(WindowLayout layout, std::int64_t window_size, std::in
 
 float window_gain(const HybridOptions& options, std::int64_t query) {
   if (options.linear_cap == 0) return 1.0F;
-  const auto keys = static_cast<float>(window_begin(options.layout, options.window_size, query) -
+  const auto keys = static_cast<float>(window_begin(options.window, options.window_size, query) -
                                        options.num_sinks);
   return std::max(1.0F, keys / static_cast<float>(options.linear_cap));
 }

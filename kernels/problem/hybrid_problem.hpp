@@ -35,7 +35,7 @@ struct HybridProblem {
   [[nodiscard]] std::int64_t key_heads_of_kv() const { return key_heads / shape.G; }
   // Sinks that the sequence has.
   [[nodiscard]] std::int64_t num_sinks() const { return std::min(options.num_sinks, shape.T); }
-  [[nodiscard]] bool windowed() const { return options.layout != WindowLayout::kNone; }
+  [[nodiscard]] bool windowed() const { return options.window != WindowLayout::kNone; }
   [[nodiscard]] at::ScalarType sum_dtype() const { return sum_dtype_of(q); }
   [[nodiscard]] at::ScalarType output_dtype() const {
     return options.fp32_output ? sum_dtype() : q.scalar_type();

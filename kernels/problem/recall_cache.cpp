@@ -25,8 +25,7 @@ at::Tensor key_features(const at::Tensor& k,
                         std::int64_t num_key_heads,
                         const HybridParameters& parameters,
                         const HybridOptions& options) {
-  return apply_feature_map(
-      k, parameters.k, options.feature_map, num_key_heads, FeatureMapRole::kKey);
+  return apply_feature_map(k, parameters.k, options, num_key_heads, FeatureMapRole::kKey);
 }
 
 // (S, z) plus phi [v, 1] of the marked tokens. phi [B, U, n, F]; v [B, G, n, D]; counts [B, G, n].
@@ -150,12 +149,12 @@ class RecallWalk {
         T_(q.size(2)),
         W_(options.window_size),
         S_(std::min(options.num_sinks, q.size(2))),
-        sliding_(options.layout == WindowLayout::kSliding),
+        sliding_(options.window == WindowLayout::kSliding),
         q_(q),
         k_(k),
         v_(v),
         dtype_(sums_dtype(q)),
-        phi_q_(apply_feature_map(q, parameters.q, options.feature_map, H_, FeatureMapRole::kQuery)),
+        phi_q_(apply_feature_map(q, parameters.q, options, H_, FeatureMapRole::kQuery)),
         gate_(at::sigmoid(parameters.window_factors.to(dtype_)).reshape({1, G_, H_ / G_, 1, 1})),
         state_(make_recall_state(
             B_, num_key_heads(parameters, H_), G_, q.size(3), phi_q_.size(3), k, options)),
@@ -274,8 +273,7 @@ class RecallWalk {
     const at::Tensor left = near.le(query - W_) & near.ge(options_.num_sinks);
     const at::Tensor pairs = left.unsqueeze(0).unsqueeze(0) & is_kept_.bitwise_not().unsqueeze(2);
     const at::Tensor phi_k =
-        apply_feature_map(
-            k_.narrow(2, first, W_), parameters_.k, options_.feature_map, U, FeatureMapRole::kKey)
+        apply_feature_map(k_.narrow(2, first, W_), parameters_.k, options_, U, FeatureMapRole::kKey)
             .unsqueeze(2);
     const at::Tensor mask = pairs.repeat_interleave(U / G_, 1).unsqueeze(2);
     const at::Tensor weights =
@@ -299,7 +297,7 @@ class RecallWalk {
 
 // How many choices count for the token at `position` [B]; the chunk of the next one.
 at::Tensor num_choices(const at::Tensor& position, const HybridOptions& options) {
-  const std::int64_t behind = options.layout == WindowLayout::kSliding ? 0 : 1;
+  const std::int64_t behind = options.window == WindowLayout::kSliding ? 0 : 1;
   return (position.div(options.window_size, "floor") - behind).clamp_min(0);
 }
 
@@ -344,7 +342,7 @@ void prefill_recalled(const at::Tensor& k,
                       const DecodeState& state) {
   const c10::NoGradGuard no_grad;
   const std::int64_t B = k.size(0), W = options.window_size;
-  const bool sliding = options.layout == WindowLayout::kSliding;
+  const bool sliding = options.window == WindowLayout::kSliding;
   RecallState recall = of_decode(state);
   const at::Tensor counts = num_choices(state.positions - 1, options);
   at::Tensor is_kept;  // of the chunk of the last choice
@@ -384,7 +382,7 @@ void leave_window(const HybridParameters& parameters,
                   const DecodeState& state) {
   const c10::NoGradGuard no_grad;
   const std::int64_t W = options.window_size;
-  const bool sliding = options.layout == WindowLayout::kSliding;
+  const bool sliding = options.window == WindowLayout::kSliding;
   const at::Tensor position = state.positions;
   // On the CPU most steps are known to have no border.
   const at::Tensor chunk = position.div(W, "floor") - (sliding ? 1 : 2);

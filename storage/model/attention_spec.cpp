@@ -14,7 +14,6 @@ namespace hedgerow::storage {
 namespace {
 
 constexpr int kMaxFeatures = 4096;
-constexpr int kMaxSinks = 16;
 constexpr int kMaxTaylorFeatures = 65536;  // 8,385 for a head dimension of 128
 
 template <typename Spellings>
@@ -69,82 +68,13 @@ void check_maps_of_the_exponential(const AttentionSpec& spec) {
         "start",
         "= " + start + ": only positive_random starts so; use orthogonal, kaiming or identity");
   }
-  const std::string order = "= " + std::to_string(spec.order);
-  if (!spec.row().series) {
-    if (spec.order != AttentionSpec{}.order)
-      refuse_spec("order", order + ": only taylor has an order; leave it out");
-  } else if (spec.order % 2 != 0) {
-    refuse_spec(
-        "order",
-        order +
-            ": odd orders of the Taylor series give weights below 0 and denominators that are "
-            "not positive; use 2");
-  } else if (spec.order != 2) {
-    refuse_spec("order", order + ": expected 2, the one even order whose features are held");
-  }
 }
 
 void check_temperature(const AttentionSpec& spec) {
-  const std::string found = "= " + std::to_string(spec.temperature);
-  if (!spec.row().temperature && spec.temperature != AttentionSpec{}.temperature) {
-    refuse_spec("temperature",
-                found + ": " + std::string(to_string(spec.feature_map)) +
-                    " has no temperature; leave it out");
-  }
-  if (!(spec.temperature > 0.0 && spec.temperature <= AttentionSpec::kMaxTemperature)) {
-    refuse_spec("temperature",
-                found + ": expected more than 0, and at most " +
-                    std::to_string(static_cast<int>(AttentionSpec::kMaxTemperature)));
-  }
-}
-
-void check_sinks(const AttentionSpec& spec) {
-  const std::string found = "= " + std::to_string(spec.num_sinks);
-  if (spec.num_sinks < 0 || spec.num_sinks > kMaxSinks)
-    refuse_spec("num_sinks", found + ": expected 0 to " + std::to_string(kMaxSinks));
-  if (spec.window == WindowLayout::kNone && spec.num_sinks > 0) {
-    refuse_spec("num_sinks",
-                found + ": sinks belong to a window, and attention.window is none; use 0");
-  }
-  if (spec.window != WindowLayout::kNone && spec.num_sinks > spec.window_size) {
-    refuse_spec("num_sinks",
-                found + ": more than attention.window_size = " + std::to_string(spec.window_size) +
-                    "; use at most that");
-  }
-}
-
-void check_recall_cache(const AttentionSpec& spec) {
-  const std::string found = "= " + std::to_string(spec.recall_cache);
-  if (spec.recall_cache < 0) refuse_spec("recall_cache", found + ": expected 0 (none) or more");
-  if (spec.window == WindowLayout::kNone && spec.recall_cache > 0) {
-    refuse_spec("recall_cache",
-                found +
-                    ": the cache holds keys that left a window, and attention.window is none; "
-                    "use 0");
-  }
-  if (spec.window != WindowLayout::kNone && spec.recall_cache > spec.window_size) {
-    refuse_spec("recall_cache",
-                found + ": more than attention.window_size = " + std::to_string(spec.window_size) +
-                    ", a chunk's keys; use at most that");
-  }
-  if (spec.recall_cache > 0 && !spec.row().positive) {
-    refuse_spec("recall_cache",
-                found + ": features of " + std::string(to_string(spec.feature_map)) +
-                    " have signs, so what the state recalls of a key divides by what may be 0; "
-                    "use 0, or another feature_map");
-  }
-}
-
-void check_linear_cap(const AttentionSpec& spec) {
-  const std::string found = "= " + std::to_string(spec.linear_cap);
-  if (spec.linear_cap < 0 || spec.linear_cap > kMaxLinearCap)
-    refuse_spec("linear_cap", found + ": expected 0 (none) to " + std::to_string(kMaxLinearCap));
-  if (spec.window == WindowLayout::kNone && spec.linear_cap > 0) {
-    refuse_spec("linear_cap",
-                found +
-                    ": the cap weighs the linear branch against a window, and attention.window is "
-                    "none; use 0");
-  }
+  if (spec.row().temperature || spec.temperature == AttentionSpec{}.temperature) return;
+  refuse_spec("temperature",
+              "= " + std::to_string(spec.temperature) + ": " +
+                  std::string(to_string(spec.feature_map)) + " has no temperature; leave it out");
 }
 
 }  // namespace
@@ -152,7 +82,7 @@ void check_linear_cap(const AttentionSpec& spec) {
 bool AttentionSpec::has_projection() const { return row().projection; }
 
 std::int64_t AttentionSpec::features_of_head(int head_dim) const {
-  return row().series ? kernels::num_monomials(head_dim, AttentionSpec{}.order) : head_dim;
+  return row().series ? kernels::num_monomials(head_dim) : head_dim;
 }
 
 std::int64_t AttentionSpec::num_key_maps(std::int64_t num_attention_heads,
@@ -161,12 +91,12 @@ std::int64_t AttentionSpec::num_key_maps(std::int64_t num_attention_heads,
                                                           : num_attention_heads;
 }
 
-int AttentionSpec::default_sinks() const {
-  return window == WindowLayout::kNone ? 0 : std::min(AttentionSpec{}.num_sinks, window_size);
+std::int64_t AttentionSpec::default_sinks() const {
+  return windowed() ? std::min(kUsualSinks, window_size) : 0;
 }
 
-int AttentionSpec::default_recall_cache() const {
-  return recalls() ? std::clamp(feature_dim / 2, 0, window_size) : 0;
+std::int64_t AttentionSpec::default_recall_cache() const {
+  return recalls() ? std::clamp<std::int64_t>(feature_dim / 2, 0, window_size) : 0;
 }
 
 bool AttentionSpec::recalls() const { return window != WindowLayout::kNone && row().positive; }
@@ -176,7 +106,7 @@ KeyMaps AttentionSpec::default_key_maps() const {
 }
 
 // Whole while each query's window begins at a sink or at the token behind them.
-int AttentionSpec::longest_exact_sequence() const {
+std::int64_t AttentionSpec::longest_exact_sequence() const {
   switch (window) {
     case WindowLayout::kNone:
       return 0;
@@ -224,12 +154,8 @@ void AttentionSpec::validate(int head_dim) const {
   check_maps_of_the_exponential(*this);
   check_temperature(*this);
   if (!has_projection() && head_dim > 0) check_features_of_head(*this, head_dim);
-  if (window != WindowLayout::kNone && (window_size < 1 || window_size > 65536)) {
-    refuse_spec("window_size", "= " + std::to_string(window_size) + ": expected 1 to 65536");
-  }
-  check_sinks(*this);
-  check_recall_cache(*this);
-  check_linear_cap(*this);
+  const std::string reason = kernels::why_not(*this);
+  if (!reason.empty()) throw Error(ErrorKind::kUsage, "attention." + reason);
   if (!std::isfinite(window_factor) || std::abs(window_factor) > 30.0) {
     refuse_spec(
         "window_factor",
@@ -260,41 +186,59 @@ std::string feature_map_words() {
   return words;
 }
 
+namespace {
+
+// A word in a file for an enum, else the value.
+template <typename Value>
+nlohmann::json json_of(const Value& value) {
+  if constexpr (std::is_enum_v<Value>) {
+    return to_string(value);
+  } else {
+    return value;
+  }
+}
+
+void read(const nlohmann::json& json, const char* key, FeatureMapKind& value) {
+  value = feature_map_kind_from_string(json.at(key).get<std::string>());
+}
+void read(const nlohmann::json& json, const char* key, WindowLayout& value) {
+  value = window_layout_from_string(json.at(key).get<std::string>());
+}
+void read(const nlohmann::json& json, const char* key, std::int64_t& value) {
+  value = integer_of<std::int64_t>(json, key);
+}
+template <typename Value>
+void read(const nlohmann::json& json, const char* key, Value& value) {
+  json.at(key).get_to(value);
+}
+
+}  // namespace
+
 void to_json(nlohmann::json& json, const AttentionSpec& spec) {
-  json = {{"feature_map", to_string(spec.feature_map)},
-          {"negation", spec.negation},
-          {"feature_dim", spec.feature_dim},
+  json = {{"feature_dim", spec.feature_dim},
           {"bias", spec.bias},
           {"start", to_string(spec.start)},
           {"key_maps", to_string(spec.key_maps)},
-          {"window", to_string(spec.window)},
-          {"window_size", spec.window_size},
-          {"num_sinks", spec.num_sinks},
-          {"recall_cache", spec.recall_cache},
-          {"linear_cap", spec.linear_cap},
           {"window_factor", spec.window_factor},
           {"train_window_factor", spec.train_window_factor},
-          {"train_feature_map", spec.train_feature_map},
-          {"order", spec.order},
-          {"temperature", spec.temperature}};
+          {"train_feature_map", spec.train_feature_map}};
+  kernels::visit_options(spec, [&](const char* key, const auto& value, const auto& /*rules*/) {
+    json[key] = json_of(value);
+  });
 }
 
 void from_json(const nlohmann::json& json, AttentionSpec& spec) {
-  spec.feature_map = feature_map_kind_from_string(json.at("feature_map").get<std::string>());
-  json.at("negation").get_to(spec.negation);
+  static_cast<kernels::HybridOptions&>(spec) = kernels::HybridOptions{};
+  kernels::visit_options(spec,
+                         [&](const char* key, auto& value, const kernels::OptionRules& rules) {
+                           if (!rules.later || json.contains(key)) read(json, key, value);
+                         });
   spec.feature_dim = integer_of<int>(json, "feature_dim");
   json.at("bias").get_to(spec.bias);
   spec.start = feature_map_start_from_string(json.at("start").get<std::string>());
-  spec.window = window_layout_from_string(json.at("window").get<std::string>());
-  spec.window_size = integer_of<int>(json, "window_size");
   json.at("window_factor").get_to(spec.window_factor);
   json.at("train_window_factor").get_to(spec.train_window_factor);
   spec.train_feature_map = json.value("train_feature_map", spec.train_feature_map);
-  if (json.contains("order")) spec.order = integer_of<int>(json, "order");
-  spec.temperature = json.value("temperature", spec.temperature);
-  spec.num_sinks = json.contains("num_sinks") ? integer_of<int>(json, "num_sinks") : 0;
-  spec.recall_cache = json.contains("recall_cache") ? integer_of<int>(json, "recall_cache") : 0;
-  spec.linear_cap = json.contains("linear_cap") ? integer_of<int>(json, "linear_cap") : 0;
   spec.key_maps =
       key_maps_from_string(json.value("key_maps", std::string(to_string(KeyMaps::kQueryHead))));
 }

@@ -29,34 +29,19 @@ inline constexpr std::array<kernels::Spelling<KeyMaps>, 2> kKeyMaps{{
   return kernels::word_of(kKeyMaps, value);
 }
 
-inline constexpr int kMaxLinearCap = 1 << 20;
+// What the kernels compute (HybridOptions, with its list) and what training and files add.
+struct AttentionSpec : kernels::HybridOptions {
+  AttentionSpec() { num_sinks = kUsualSinks; }
 
-struct AttentionSpec {
-  static constexpr double kMaxTemperature = 16.0;
+  static constexpr std::int64_t kUsualSinks = 4;
 
-  FeatureMapKind feature_map = FeatureMapKind::kHedgehogSoftmax;
-  // Concatenate the map of -xW (Hedgehog eq. 5). The two Hedgehog kinds only.
-  bool negation = true;
   // F: features after the concatenation, so that W is [H, D, F / 2] with negation. Cost grows
   // linearly with F. Maps without a projection have it of the head dimension D alone: D, or for
-  // kTaylor C(D + order, order).
+  // kTaylor C(D + 2, 2).
   int feature_dim = 64;
-  int order = 2;             // of the Taylor series; only even orders have positive denominators
-  double temperature = 1.0;  // t of exp(t x): larger ones are spikier, and nearer to fp32's limit
-  bool bias = true;          // one bias per head and feature, [H, f], zero at the start
+  bool bias = true;  // one bias per head and feature, [H, f], zero at the start
   FeatureMapStart start = FeatureMapStart::kOrthogonal;
   KeyMaps key_maps = KeyMaps::kKvHead;
-  WindowLayout window = WindowLayout::kTerraced;
-  int window_size = 64;
-  // The first tokens of a sequence, which every later one attends to inside its window and which no
-  // state holds (StreamingLLM, arXiv 2309.17453). At most window_size; 0 without a window.
-  int num_sinks = 4;
-  // Keys a kv head that left the window and stay exact, those that the state recalls worst
-  // (kernels/recall_cache.hpp). At most window_size; 0 without a window. Training does not know it.
-  int recall_cache = 0;
-  // The linear branch counts for as many keys as this at most (kernels::window_gain), so that a
-  // student holds beyond the length that it learned at; 0: for as many as it has.
-  int linear_cap = 0;
   double window_factor =
       -2.1972245773362196;  // the logit of g = sigmoid(window_factors) at the start: g = 0.1
   bool train_window_factor = true;
@@ -65,20 +50,18 @@ struct AttentionSpec {
 
   // Columns of W: feature_dim, halved with negation.
   [[nodiscard]] int projected_dim() const { return negation ? feature_dim / 2 : feature_dim; }
-  // What is known of the map.
-  [[nodiscard]] const kernels::FeatureMapRow& row() const { return kernels::row_of(feature_map); }
   [[nodiscard]] bool has_projection() const;  // false: F follows from the head dimension
   // That F: D, or of the Taylor series the monomials of degree <= 2.
   [[nodiscard]] std::int64_t features_of_head(int head_dim) const;
   // Heads of phi_k, and states of a layer, in a model with so many heads.
   [[nodiscard]] std::int64_t num_key_maps(std::int64_t num_attention_heads,
                                           std::int64_t num_key_value_heads) const;
-  // num_sinks, recall_cache, linear_cap and key_maps of a recipe that leaves them out: 4 sinks or
-  // as many as the window takes; half as many keys as the state has features, at most the window's,
-  // and none where the state recalls no key (recalls()); a map a kv head but where a map of keys is
-  // that of their queries.
-  [[nodiscard]] int default_sinks() const;
-  [[nodiscard]] int default_recall_cache() const;
+  // num_sinks, recall_cache and key_maps of a recipe that leaves them out: 4 sinks or as many as
+  // the window takes; half as many keys as the state has features, at most the window's, and none
+  // where the state recalls no key (recalls()); a map a kv head but where a map of keys is that of
+  // their queries.
+  [[nodiscard]] std::int64_t default_sinks() const;
+  [[nodiscard]] std::int64_t default_recall_cache() const;
   [[nodiscard]] KeyMaps default_key_maps() const;
   // Whether the residual of a key is defined: there is a window to leave, and no feature is < 0.
   [[nodiscard]] bool recalls() const;
@@ -86,7 +69,7 @@ struct AttentionSpec {
   // softmax: up to here the linear branch has no key, and what trains it has no gradient. `sliding`
   // keeps the last w keys, `terraced` the own chunk and the whole one before
   // (kernels::window_begin), both the sinks as well.
-  [[nodiscard]] int longest_exact_sequence() const;
+  [[nodiscard]] std::int64_t longest_exact_sequence() const;
   // The settings that this length comes of, for messages: "attention.window_size = 64", and
   // num_sinks where sinks make it longer.
   [[nodiscard]] std::string exact_settings() const;
@@ -106,10 +89,9 @@ struct AttentionSpec {
 
 // {"feature_map": "hedgehog_softmax", ...}, by recipe key and spelling: the "attention" of
 // hedgerow.json. from_json throws kUsage for an unknown word and nlohmann's own exceptions for an
-// absent or ill-typed key. Files of earlier builds lack `order`, `temperature` and
-// `train_feature_map`, which then have their defaults, and `num_sinks`, `key_maps` and
-// `recall_cache` and `linear_cap`: such a student has no sinks, a key map a query head, no cache
-// and no cap.
+// absent or ill-typed key. Files of earlier builds lack the options that are `later` in the list,
+// which then have HybridOptions' defaults, `train_feature_map` (true) and `key_maps` (one a query
+// head).
 void to_json(nlohmann::json& json, const AttentionSpec& spec);
 void from_json(const nlohmann::json& json, AttentionSpec& spec);
 

@@ -101,15 +101,19 @@ void visit_data(Data& data, Visitor& visitor) {
 template <typename Spec, typename Visitor>
 void visit_attention(Spec& spec, Visitor& visitor) {
   static const std::string words = feature_map_words();
-  visitor.field("feature_map", spec.feature_map, {words});
-  visitor.field("negation", spec.negation, {"also map -xW (the hedgehog maps)"});
+  kernels::visit_options(
+      spec, [&](const char* key, auto& value, const kernels::OptionRules& rules) {
+        FieldRules own{.comment = rules.comment.empty() ? std::string_view(words) : rules.comment};
+        if (rules.max > rules.min) {
+          own.min = rules.min;
+          own.max = rules.max;
+          own.above_min = rules.above_min;
+        }
+        visitor.field(key, value, own);
+      });
   visitor.field("feature_dim",
                 spec.feature_dim,
-                {"F, after that concatenation; cost grows with it", 1, 65536});
-  visitor.field("order", spec.order, {"of taylor's series; 2 is what a student can have", 1, 3});
-  visitor.field("temperature",
-                spec.temperature,
-                {"t of exp's exp(t x)", 0, AttentionSpec::kMaxTemperature, /*above_min=*/true});
+                {"F, after the concatenation of negation; cost grows with it", 1, 65536});
   visitor.field("bias", spec.bias, {"one per head and feature"});
   visitor.field("start",
                 spec.start,
@@ -117,21 +121,6 @@ void visit_attention(Spec& spec, Visitor& visitor) {
   visitor.field("key_maps",
                 spec.key_maps,
                 {"kv_head: one map and state of keys a kv head; query_head: one a query head"});
-  visitor.field("window", spec.window, {"terraced, sliding or none"});
-  visitor.field("window_size",
-                spec.window_size,
-                {"keys under softmax; terraced sees up to twice as many", 1, 65536});
-  visitor.field(
-      "num_sinks", spec.num_sinks, {"first tokens that stay under softmax; 0 for none", 0, 16});
-  visitor.field("recall_cache",
-                spec.recall_cache,
-                {"keys a kv head that left the window and stay exact; the state recalls them worst",
-                 0,
-                 65536});
-  visitor.field(
-      "linear_cap",
-      spec.linear_cap,
-      {"keys that the linear branch counts for at most; 0 for all that it has", 0, kMaxLinearCap});
   visitor.field(
       "window_factor", spec.window_factor, {"logit of the window's share at the start", -30, 30});
   visitor.field("train_window_factor", spec.train_window_factor, {"learn that share per head"});

@@ -143,7 +143,8 @@ struct RetiredKey {
   const char* name;
   double value;
 };
-constexpr std::array<RetiredKey, 1> kRetiredKeys{{{"transfer.linear_factor", 0.0}}};
+constexpr std::array<RetiredKey, 2> kRetiredKeys{
+    {{"transfer.linear_factor", 0.0}, {"attention.order", 2.0}}};
 
 void take_retired_keys(const toml::table& root, RecipeReader& reader, RecipeProblems& problems) {
   for (const RetiredKey& key : kRetiredKeys) {

@@ -23,7 +23,6 @@
 #include "worker/finetune/trainer.hpp"
 #include "worker/generate/generator.hpp"
 #include "worker/logits/top_logits.hpp"
-#include "worker/model/attention_options.hpp"
 #include "worker/model/block_runner.hpp"
 #include "worker/model/weights.hpp"
 #include "worker/task/stopwatch.hpp"
@@ -179,7 +178,7 @@ Repeat logits_repeat(const std::shared_ptr<Bench>& bench) {
 worker::Student untrained_student(const Bench& bench) {
   storage::AttentionSpec spec = bench.recipe.attention;
   spec.recall_cache = bench.options.recall_cache;
-  worker::Student student{.attention = spec, .options = worker::hybrid_options(spec)};
+  worker::Student student{.attention = spec, .options = spec};
   const std::int64_t heads = bench.config.num_attention_heads;
   const std::int64_t key_maps = spec.num_key_maps(heads, bench.config.num_key_value_heads);
   for (int i = 0; i < bench.config.num_hidden_layers; ++i) {

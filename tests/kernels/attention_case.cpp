@@ -16,9 +16,9 @@ std::string AttentionCase::name() const {
   return "B " + std::to_string(B) + " H " + std::to_string(H) + " G " + std::to_string(G) + " T " +
          std::to_string(T) + " D " + std::to_string(D) + " f " + std::to_string(f) + " dtype " +
          c10::toString(dtype) + " kind " +
-         std::to_string(static_cast<int>(options.feature_map.kind)) + " negation " +
-         std::to_string(options.feature_map.negation) + " layout " +
-         std::to_string(static_cast<int>(options.layout)) + " w " +
+         std::to_string(static_cast<int>(options.feature_map)) + " negation " +
+         std::to_string(options.negation) + " layout " +
+         std::to_string(static_cast<int>(options.window)) + " w " +
          std::to_string(options.window_size) + " sinks " + std::to_string(options.num_sinks) +
          " linear_cap " + std::to_string(options.linear_cap) + " shares_key_maps " +
          std::to_string(shares_key_maps) + " scale " + std::to_string(scale) + " seed " +
@@ -74,7 +74,7 @@ AttentionInputs make_inputs(const AttentionCase& shape) {
     inputs.parameters.q.bias = normal({shape.H, f}) * 0.5;
     inputs.parameters.k.bias = normal({key_heads, f}) * 0.5;
   }
-  if (shape.options.layout != WindowLayout::kNone) {
+  if (shape.options.window != WindowLayout::kNone) {
     inputs.parameters.window_factors = normal({shape.H}) - 1.0;
   }
   return inputs;
@@ -163,9 +163,9 @@ at::Tensor plain_bfloat16_weights(const AttentionInputs& x, const HybridOptions&
                                 of_query_heads(x.parameters.k.bias)};
   const auto features =
       [&](const at::Tensor& rows, const FeatureMapWeights& weights, FeatureMapRole role) {
-        if (options.feature_map.kind == FeatureMapKind::kPositiveRandom) {
+        if (options.feature_map == FeatureMapKind::kPositiveRandom) {
           const FeatureMapWeights rounded{weights.layer.to(at::kBFloat16).to(at::kFloat), {}};
-          return apply_feature_map(rows, rounded, options.feature_map, H, role).to(at::kBFloat16);
+          return apply_feature_map(rows, rounded, options, H, role).to(at::kBFloat16);
         }
         at::Tensor z =
             weights.layer.defined() ? at::matmul(rows, weights.layer.to(at::kBFloat16)) : rows;
@@ -173,11 +173,11 @@ at::Tensor plain_bfloat16_weights(const AttentionInputs& x, const HybridOptions&
         if (weights.bias.defined()) {
           z = z + weights.bias.unsqueeze(1);
         }
-        return apply_feature_map(z, {}, options.feature_map, H, role).to(at::kBFloat16);
+        return apply_feature_map(z, {}, options, H, role).to(at::kBFloat16);
       };
   std::vector<std::int64_t> first(static_cast<std::size_t>(T));
   for (std::int64_t i = 0; i < T; ++i) {
-    first[static_cast<std::size_t>(i)] = window_begin(options.layout, options.window_size, i);
+    first[static_cast<std::size_t>(i)] = window_begin(options.window, options.window_size, i);
   }
   const at::Tensor begins = at::tensor(first).unsqueeze(1);
   const at::Tensor i = at::arange(T).unsqueeze(1), j = at::arange(T).unsqueeze(0);
@@ -194,7 +194,7 @@ at::Tensor plain_bfloat16_weights(const AttentionInputs& x, const HybridOptions&
                      .clamp_max(1.0);
   }
   at::Tensor weights = linear;
-  if (options.layout != WindowLayout::kNone) {
+  if (options.window != WindowLayout::kNone) {
     const at::Tensor scores =
         (at::matmul(x.q, keys.transpose(-1, -2)) / std::sqrt(static_cast<double>(x.q.size(3))))
             .to(at::kFloat)
@@ -231,7 +231,7 @@ namespace {
 
 bool multiplies_in_bfloat16(const AttentionCase& shape) {
   return cpu::products_for(shape.dtype) == cpu::Products::kBFloat16 &&
-         !row_of(shape.options.feature_map.kind).fp32_products;
+         !shape.options.row().fp32_products;
 }
 
 }  // namespace

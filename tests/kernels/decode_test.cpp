@@ -15,7 +15,7 @@ class Decode : public ::testing::TestWithParam<WindowLayout> {};
 
 TEST_P(Decode, GivesARowOfARaggedBatchWhatItGivesAlone) {
   AttentionCase shape{.B = 3, .H = 4, .G = 2, .T = 40, .D = 16, .f = 8};
-  shape.options.layout = GetParam();
+  shape.options.window = GetParam();
   shape.options.window_size = 8;
   const AttentionInputs inputs = make_inputs(shape);
   const std::vector<std::int64_t> lengths = {5, 31, 17};

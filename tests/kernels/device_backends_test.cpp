@@ -55,10 +55,10 @@ TEST_P(DeviceLoss, OfTheWeightsEqualsTheReferenceInValueAndEveryGradient) {
         // Sharp teachers and students with dead features: many weights lie below the clamp.
         const bool sharp = T == 300;
         AttentionCase shape{.T = T, .dtype = dtype, .bias = T == 40, .scale = sharp ? 4.0 : 1.0};
-        shape.options.layout = layout;
+        shape.options.window = layout;
         shape.options.window_size = 16;
         if (sharp) {
-          shape.options.feature_map.kind = FeatureMapKind::kT2R;
+          shape.options.feature_map = FeatureMapKind::kT2R;
         }
         const AttentionInputs inputs = make_inputs(shape);
         const auto reference = [&](const AttentionInputs& x) {
@@ -119,7 +119,7 @@ TEST_P(DeviceDecode, ContinuesThePrefillFromAnySplitAsTheFullForward) {
   const c10::NoGradGuard no_grad;
   for (const WindowLayout layout : kLayouts) {
     AttentionCase shape{.B = 2, .H = 6, .G = 2, .T = 37, .D = 24, .f = 8};
-    shape.options.layout = layout;
+    shape.options.window = layout;
     shape.options.window_size = 8;
     const AttentionInputs inputs = make_inputs(shape), x = on_device(shape, inputs);
     const at::Tensor full = full_forward(inputs, shape.options);
@@ -152,7 +152,7 @@ TEST_P(DeviceDecode, OfBfloat16StaysWithinTwiceThePlainError) {
   const c10::NoGradGuard no_grad;
   for (const WindowLayout layout : kLayouts) {
     AttentionCase shape{.B = 1, .H = 4, .G = 1, .T = 70, .D = 64, .f = 32, .dtype = at::kBFloat16};
-    shape.options.layout = layout;
+    shape.options.window = layout;
     shape.options.window_size = 16;
     const AttentionInputs inputs = make_inputs(shape);
     const AttentionInputs x = on_device(shape, inputs), exact = inputs.as(at::kDouble, at::kDouble);
@@ -185,7 +185,7 @@ TEST_P(DeviceDecode, GivesARowOfARaggedBatchWhatTheFullForwardGivesItAlone) {
   const c10::NoGradGuard no_grad;
   for (const WindowLayout layout : kLayouts) {
     AttentionCase shape{.B = 3, .H = 4, .G = 2, .T = 60, .D = 16, .f = 8};
-    shape.options.layout = layout;
+    shape.options.window = layout;
     shape.options.window_size = 8;
     const AttentionInputs inputs = make_inputs(shape), x = on_device(shape, inputs);
     const at::Tensor full = full_forward(inputs, shape.options);

@@ -16,26 +16,20 @@ struct Map {
 
 const std::vector<Map>& maps() {
   static const std::vector<Map> kMaps = {
-      {{.kind = FeatureMapKind::kPositiveRandom}, 8},
-      {{.kind = FeatureMapKind::kPositiveRandom}, 40},
-      {{.kind = FeatureMapKind::kTaylor, .order = 1}, 0},
-      {{.kind = FeatureMapKind::kTaylor, .order = 2}, 0},
-      {{.kind = FeatureMapKind::kTaylor, .order = 2}, 5},
-      {{.kind = FeatureMapKind::kTaylor, .order = 3}, 0},
-      {{.kind = FeatureMapKind::kTaylor, .order = 3}, 4},
+      {{.feature_map = FeatureMapKind::kPositiveRandom}, 8},
+      {{.feature_map = FeatureMapKind::kPositiveRandom}, 40},
+      {{.feature_map = FeatureMapKind::kTaylor}, 0},
+      {{.feature_map = FeatureMapKind::kTaylor}, 5},
   };
   return kMaps;
 }
 
-// Small scores: odd orders stay positive there, so that no denominator magnifies rounding.
-double scale_of(const Map& map) { return map.options.order == 3 && map.f == 0 ? 0.3 : 0.6; }
-
 // Eight heads: one's window factor has one number for a gradient, which either side may hit by
 // luck.
 AttentionCase case_of(const Map& map, WindowLayout layout) {
-  AttentionCase shape{.B = 1, .H = 8, .G = 4, .T = 70, .D = 8, .f = map.f, .scale = scale_of(map)};
-  shape.options.feature_map = map.options;
-  shape.options.layout = layout;
+  AttentionCase shape{.B = 1, .H = 8, .G = 4, .T = 70, .D = 8, .f = map.f, .scale = 0.6};
+  shape.options.set_map(map.options);
+  shape.options.window = layout;
   shape.options.window_size = 16;
   return shape;
 }
@@ -56,7 +50,7 @@ TEST_P(DeviceHybrid, EqualsTheReferenceForTheMapsOfTheExponential) {
 TEST_P(DeviceHybrid, EqualsTheReferenceForADrawnOmegaOfAnyHeadDim) {
   for (const std::int64_t D : {24, 64, 128}) {
     AttentionCase shape{.B = 1, .H = 8, .G = 4, .T = 150, .D = D, .f = D + 8};
-    shape.options.feature_map.kind = FeatureMapKind::kPositiveRandom;
+    shape.options.feature_map = FeatureMapKind::kPositiveRandom;
     shape.options.window_size = 32;
     AttentionInputs inputs = make_inputs(shape);
     const at::Tensor noise =
@@ -71,7 +65,7 @@ TEST_P(DeviceHybrid, EqualsTheReferenceForADrawnOmegaOfAnyHeadDim) {
 // 2,145 of them, and sums of so many terms.
 TEST_P(DeviceHybrid, EqualsTheReferenceForTheTaylorFeaturesOfARealHeadDim) {
   for (const WindowLayout layout : kLayouts) {
-    AttentionCase shape = case_of({{.kind = FeatureMapKind::kTaylor}, 0}, layout);
+    AttentionCase shape = case_of({{.feature_map = FeatureMapKind::kTaylor}, 0}, layout);
     shape.T = 100;
     shape.D = 64;
     expect_hybrid(shape, make_inputs(shape));
@@ -82,8 +76,8 @@ TEST_P(DeviceHybrid, EqualsTheReferenceForTheTaylorFeaturesOfARealHeadDim) {
 TEST_P(DeviceHybrid, OfPositiveRandomFeaturesHoldsAtExtremeLogits) {
   for (const WindowLayout layout : {WindowLayout::kTerraced, WindowLayout::kSliding}) {
     AttentionCase shape{.B = 1, .H = 2, .G = 1, .T = 150, .D = 64, .f = 64, .scale = 8.0};
-    shape.options.feature_map.kind = FeatureMapKind::kPositiveRandom;
-    shape.options.layout = layout;
+    shape.options.feature_map = FeatureMapKind::kPositiveRandom;
+    shape.options.window = layout;
     shape.options.window_size = 32;
     AttentionInputs inputs = make_inputs(shape);
     inputs.k.narrow(2, 40, 20).mul_(0.05);  // some keys are short, and have all of the linear mass

@@ -9,7 +9,7 @@ TEST_P(DeviceHybrid, EqualsTheReferenceInValueAndEveryGradientAtAnyLength) {
   for (const WindowLayout layout : kLayouts) {
     for (const std::int64_t T : {1, 63, 64, 65, 127, 128, 200, 1000}) {
       AttentionCase shape{.B = T == 1000 ? 1 : 2, .H = 2, .G = 1, .T = T};
-      shape.options.layout = layout;
+      shape.options.window = layout;
       expect_hybrid(shape, make_inputs(shape));
     }
   }
@@ -28,7 +28,7 @@ TEST_P(DeviceHybrid, EqualsTheReferenceForHeadDimsFeaturesAndGroups) {
     for (const at::ScalarType dtype : kDtypes) {
       AttentionCase shape{
           .B = 1, .H = sizes.H, .G = sizes.G, .T = 200, .D = sizes.D, .f = sizes.f, .dtype = dtype};
-      shape.options.layout = kLayouts[next++ % 3];
+      shape.options.window = kLayouts[next++ % 3];
       expect_hybrid(shape, make_inputs(shape));
     }
   }
@@ -40,10 +40,10 @@ TEST_P(DeviceHybrid, EqualsTheReferenceForEveryMap) {
     for (const bool negation : {false, true}) {
       for (const std::int64_t f : {0, 8}) {
         AttentionCase shape{.B = 1, .H = 2, .G = 1, .T = 70, .f = f, .bias = negation};
-        shape.options.feature_map = {
-            .kind = row.value, .negation = negation, .temperature = row.temperature ? 1.5 : 1.0};
+        shape.options.set_map({
+            .feature_map = row.value, .negation = negation, .temperature = row.temperature ? 1.5 : 1.0});
         shape.options.window_size = 16;
-        shape.options.layout = negation ? WindowLayout::kSliding : WindowLayout::kTerraced;
+        shape.options.window = negation ? WindowLayout::kSliding : WindowLayout::kTerraced;
         expect_hybrid(shape, make_inputs(shape));
       }
     }
@@ -55,7 +55,7 @@ TEST_P(DeviceHybrid, EqualsTheReferenceForAnyWindow) {
   for (const WindowLayout layout : {WindowLayout::kTerraced, WindowLayout::kSliding}) {
     for (const std::int64_t window : {1, 5, 16, 96, 130}) {
       AttentionCase shape{.B = 1, .H = 2, .G = 1, .T = 301};
-      shape.options.layout = layout;
+      shape.options.window = layout;
       shape.options.window_size = window;
       expect_hybrid(shape, make_inputs(shape));
     }
@@ -64,7 +64,7 @@ TEST_P(DeviceHybrid, EqualsTheReferenceForAnyWindow) {
 
 TEST_P(DeviceHybrid, GivesNoGradientToWindowFactorsThatNoWindowReads) {
   AttentionCase shape{.T = 80};
-  shape.options.layout = WindowLayout::kNone;
+  shape.options.window = WindowLayout::kNone;
   AttentionInputs inputs = make_inputs(shape);
   inputs.parameters.window_factors = at::zeros({shape.H});
   const Outcome found = hybrid(shape, inputs);
@@ -79,7 +79,7 @@ TEST_P(DeviceHybrid, HoldsAtExtremeLogits) {
     for (const at::ScalarType dtype : kDtypes) {
       // Scores of standard deviation 36: the largest are beyond 80.
       AttentionCase shape{.B = 1, .H = 2, .G = 1, .T = 150, .D = 64, .dtype = dtype, .scale = 6.0};
-      shape.options.layout = layout;
+      shape.options.window = layout;
       shape.options.window_size = 32;
       expect_hybrid(shape, make_inputs(shape));
     }
@@ -89,7 +89,7 @@ TEST_P(DeviceHybrid, HoldsAtExtremeLogits) {
 TEST_P(DeviceHybrid, HoldsWithDeadFeatures) {
   AttentionCase shape{.B = 1, .H = 2, .G = 1, .T = 150, .bias = true};
   shape.options.window_size = 32;
-  shape.options.feature_map.kind = FeatureMapKind::kT2R;
+  shape.options.feature_map = FeatureMapKind::kT2R;
   AttentionInputs inputs = make_inputs(shape);
   inputs.parameters.q.bias[0].fill_(-100.0);  // no feature of head 0 fires
   inputs.parameters.k.bias[1].narrow(0, 0, 6).fill_(-100.0);
@@ -113,7 +113,7 @@ TEST_P(DeviceHybrid, IsCausalBitForBit) {
   for (const WindowLayout layout : kLayouts) {
     for (const at::ScalarType dtype : kDtypes) {
       AttentionCase shape{.T = 200, .dtype = dtype};
-      shape.options.layout = layout;
+      shape.options.window = layout;
       const AttentionInputs x = on_device(shape, make_inputs(shape));
       const c10::NoGradGuard no_grad;
       expect_causal(shape,
@@ -129,7 +129,7 @@ TEST_P(DeviceHybrid, IsCausalBitForBit) {
 TEST_P(DeviceHybrid, GivesTheSameBytesFromCallToCallAndWhenOtherGradientsAreNotWanted) {
   for (const WindowLayout layout : kLayouts) {
     AttentionCase shape{.T = 150, .dtype = at::kBFloat16};
-    shape.options.layout = layout;
+    shape.options.window = layout;
     const AttentionInputs inputs = make_inputs(shape);
     const Outcome one = hybrid(shape, inputs), again = hybrid(shape, inputs);
     EXPECT_TRUE(at::equal(one.value, again.value)) << shape.name();
@@ -178,7 +178,7 @@ TEST_P(DeviceHybrid, ReadsStridedInputsAndKeepsFullPrecisionOnRequest) {
 TEST_P(DeviceHybrid, MeasuresTheLinearBranchesShare) {
   for (const WindowLayout layout : kLayouts) {
     AttentionCase shape{.T = 100};
-    shape.options.layout = layout;
+    shape.options.window = layout;
     shape.options.window_size = 16;
     const AttentionInputs inputs = make_inputs(shape);
     const AttentionInputs x = on_device(shape, inputs), exact = inputs.as(at::kDouble, at::kDouble);

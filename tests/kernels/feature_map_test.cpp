@@ -79,7 +79,7 @@ TEST(FeatureMap, HedgehogSoftmaxHalvesSumToOne) {
 TEST(FeatureMap, FollowsItsFormulaAndClamp) {
   const at::Tensor x = at::tensor({-100.0F, -1.0F, 0.0F, 2.0F}).reshape({1, 1, 1, 4});
   const auto map = [&](FeatureMapKind kind, bool negation) {
-    return apply_feature_map(x, {}, {.kind = kind, .negation = negation}, 1, FeatureMapRole::kKey)
+    return apply_feature_map(x, {}, {.feature_map = kind, .negation = negation}, 1, FeatureMapRole::kKey)
         .flatten()
         .to(at::kDouble);
   };
@@ -91,7 +91,7 @@ TEST(FeatureMap, FollowsItsFormulaAndClamp) {
   expect(map(FeatureMapKind::kEluPlusOne, false), {1e-12, std::exp(-1.0), 1.0, 3.0});
   expect(map(FeatureMapKind::kProjectedEluPlusOne, false), {1e-12, std::exp(-1.0), 1.0, 3.0});
   expect(map(FeatureMapKind::kExp, false), {1e-12, std::exp(-1.0), 1.0, std::exp(2.0)});
-  const FeatureMapOptions spiky{.kind = FeatureMapKind::kExp, .temperature = 1.5};
+  const FeatureMapOptions spiky{.feature_map = FeatureMapKind::kExp, .temperature = 1.5};
   expect(apply_feature_map(x, {}, spiky, 1, FeatureMapRole::kKey).flatten().to(at::kDouble),
          {1e-12, std::exp(-1.5), 1.0, std::exp(3.0)});
   expect(map(FeatureMapKind::kIdentity, false), {-100.0, -1.0, 0.0, 2.0});

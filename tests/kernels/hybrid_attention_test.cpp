@@ -36,7 +36,7 @@ TEST(HybridAttention, EqualsTheReferenceInValueAndEveryGradientAtAnyLength) {
   for (const WindowLayout layout : kLayouts) {
     for (const std::int64_t T : {1, 63, 64, 65, 127, 128, 200}) {
       AttentionCase shape{.T = T};
-      shape.options.layout = layout;
+      shape.options.window = layout;
       expect_case(shape);
     }
   }
@@ -47,7 +47,7 @@ TEST(HybridAttention, EqualsTheReferenceOnLongSequences) {
     for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
       const std::int64_t T = dtype == at::kFloat ? 1025 : 1000;
       AttentionCase shape{.B = 1, .H = 1, .G = 1, .T = T, .D = 64, .f = 32, .dtype = dtype};
-      shape.options.layout = layout;
+      shape.options.window = layout;
       expect_case(shape);
     }
   }
@@ -67,10 +67,10 @@ at::Tensor by_the_plain_header(const AttentionCase& shape, const AttentionInputs
   const auto features =
       [&](const at::Tensor& x, const FeatureMapWeights& map, FeatureMapRole role) {
         return head(apply_feature_map(
-            x.to(dtype), {map.layer.to(dtype), {}}, shape.options.feature_map, shape.H, role));
+            x.to(dtype), {map.layer.to(dtype), {}}, shape.options, shape.H, role));
       };
   const plain::HybridOptions options{
-      .window = shape.options.layout == WindowLayout::kSliding ? plain::Window::kSliding
+      .window = shape.options.window == WindowLayout::kSliding ? plain::Window::kSliding
                                                                : plain::Window::kTerraced,
       .window_size = static_cast<std::size_t>(shape.options.window_size),
       .num_sinks = static_cast<std::size_t>(shape.options.num_sinks),
@@ -94,7 +94,7 @@ at::Tensor by_the_plain_header(const AttentionCase& shape, const AttentionInputs
 TEST(HybridAttention, EqualsThePlainHeaderWhereSixteenThousandTokensWouldFillASquare) {
   for (const WindowLayout layout : {WindowLayout::kTerraced, WindowLayout::kSliding}) {
     AttentionCase shape{.B = 1, .H = 1, .G = 1, .T = 16'384, .D = 32, .f = 16};
-    shape.options.layout = layout;
+    shape.options.window = layout;
     shape.options.num_sinks = 4;
     const AttentionInputs inputs = make_inputs(shape);
     for (const Backend backend : {Backend::kAten, Backend::kCpu}) {
@@ -112,9 +112,9 @@ TEST(HybridAttention, EqualsThePlainHeaderWhereSixteenThousandTokensWouldFillASq
 TEST(HybridAttention, EqualsTheReferenceForTheIdentityOfPositiveInputs) {
   for (const WindowLayout layout : kLayouts) {
     AttentionCase shape{.B = 1, .H = 2, .G = 1, .T = 70, .f = 0};
-    shape.options.feature_map = {.kind = FeatureMapKind::kIdentity, .negation = false};
+    shape.options.set_map({.feature_map = FeatureMapKind::kIdentity, .negation = false});
     shape.options.window_size = 16;
-    shape.options.layout = layout;
+    shape.options.window = layout;
     AttentionInputs inputs = make_inputs(shape);
     inputs.q = inputs.q.abs();
     inputs.k = inputs.k.abs();
@@ -141,9 +141,9 @@ at::Tensor with_detached_maximum(const AttentionInputs& x, const AttentionCase& 
   const at::Tensor l =
       at::matmul(
           apply_feature_map(
-              x.q, x.parameters.q, shape.options.feature_map, shape.H, FeatureMapRole::kQuery),
+              x.q, x.parameters.q, shape.options, shape.H, FeatureMapRole::kQuery),
           apply_feature_map(
-              x.k, x.parameters.k, shape.options.feature_map, shape.H, FeatureMapRole::kKey)
+              x.k, x.parameters.k, shape.options, shape.H, FeatureMapRole::kKey)
               .transpose(-1, -2))
           .masked_fill(before.logical_not(), 0.0);
   return at::matmul(p + l, values) / (p + l).sum(-1, true);
@@ -151,7 +151,7 @@ at::Tensor with_detached_maximum(const AttentionInputs& x, const AttentionCase& 
 
 TEST(HybridAttention, DifferentiatesTheMaximum) {
   AttentionCase shape{.B = 1, .T = 150};
-  shape.options.layout = WindowLayout::kSliding;
+  shape.options.window = WindowLayout::kSliding;
   shape.options.window_size = 32;
   const AttentionInputs inputs = make_inputs(shape);
   const Outcome ours = hybrid_outcome(shape, inputs);
@@ -170,7 +170,7 @@ TEST(HybridAttention, DifferentiatesTheMaximum) {
 TEST(HybridAttention, GradientsOfTheReferenceAreThoseOfFiniteDifferences) {
   for (const WindowLayout layout : kLayouts) {
     AttentionCase shape{.B = 1, .H = 2, .G = 1, .T = 11, .D = 4, .f = 3, .bias = true};
-    shape.options.layout = layout;
+    shape.options.window = layout;
     shape.options.window_size = 3;
     const AttentionInputs inputs = make_inputs(shape).as(at::kDouble, at::kDouble);
     const auto function = [&](const AttentionInputs& x) {
@@ -184,7 +184,7 @@ TEST(HybridAttention, GradientsOfTheReferenceAreThoseOfFiniteDifferences) {
 TEST(HybridAttention, InBfloat16ProductsStaysWithinTwiceThePlainError) {
   for (const WindowLayout layout : kLayouts) {
     AttentionCase shape{.B = 2, .H = 8, .G = 2, .T = 150, .D = 64, .f = 32, .dtype = at::kBFloat16};
-    shape.options.layout = layout;
+    shape.options.window = layout;
     shape.options.fp32_output = true;
     const AttentionInputs inputs = make_inputs(shape);
     cpu::HybridProblem problem = cpu::on_cpu(

@@ -27,7 +27,7 @@ at::Tensor attend(const AttentionInputs& x, const HybridOptions& options) {
 TEST(HybridAttention, OfAPrefixIsThePrefixOfTheWhole) {
   for (const WindowLayout layout : kLayouts) {
     AttentionCase shape{.T = 200};
-    shape.options.layout = layout;
+    shape.options.window = layout;
     const AttentionInputs inputs = make_inputs(shape);
     const at::Tensor whole = attend(inputs, shape.options);
     for (const std::int64_t t : {1, 63, 65, 130, 192}) {
@@ -45,7 +45,7 @@ TEST(HybridAttention, OfAPrefixIsThePrefixOfTheWhole) {
 TEST(HybridAttention, IsSoftmaxUpToTheWindowAndItsFactorCancels) {
   for (const WindowLayout layout : {WindowLayout::kTerraced, WindowLayout::kSliding}) {
     AttentionCase shape{.T = 64, .D = 64, .f = 32};
-    shape.options.layout = layout;
+    shape.options.window = layout;
     const AttentionInputs inputs = make_inputs(shape);
     const at::Tensor softmax = softmax_attention_reference(
         inputs.q.to(at::kDouble), inputs.k.to(at::kDouble), inputs.v.to(at::kDouble));
@@ -61,7 +61,7 @@ TEST(HybridAttention, ReadsEveryKeyOnceThroughItsOwnBranch) {
   const std::int64_t T = 48, W = 8;
   for (const WindowLayout layout : kLayouts) {
     AttentionCase shape{.B = 1, .H = 1, .G = 1, .T = T, .D = T};
-    shape.options.layout = layout;
+    shape.options.window = layout;
     shape.options.window_size = W;
     AttentionInputs inputs = make_inputs(shape);
     inputs.v = at::eye(T).reshape({1, 1, T, T});
@@ -71,9 +71,9 @@ TEST(HybridAttention, ReadsEveryKeyOnceThroughItsOwnBranch) {
         at::sigmoid(inputs.parameters.window_factors.defined() ? inputs.parameters.window_factors
                                                                : at::zeros({1}));
     const at::Tensor phi_q = apply_feature_map(
-        inputs.q, inputs.parameters.q, shape.options.feature_map, 1, FeatureMapRole::kQuery);
+        inputs.q, inputs.parameters.q, shape.options, 1, FeatureMapRole::kQuery);
     const at::Tensor phi_k = apply_feature_map(
-        inputs.k, inputs.parameters.k, shape.options.feature_map, 1, FeatureMapRole::kKey);
+        inputs.k, inputs.parameters.k, shape.options, 1, FeatureMapRole::kKey);
     const at::Tensor l = at::matmul(phi_q, phi_k.transpose(-1, -2))[0][0];
     const at::Tensor y = attend(inputs, shape.options)[0][0];
     for (std::int64_t i = 0; i < T; ++i) {
@@ -124,7 +124,7 @@ TEST(HybridAttention, GivesTheSameBytesHoweverThreadsShareItsSegments) {
     for (const std::int64_t window : {64, 20, 96}) {
       AttentionCase shape{.B = 1, .H = 3, .G = 1, .T = window == 96 ? 3300 : 2070};
       shape.shares_key_maps = window == 20;
-      shape.options.layout = layout;
+      shape.options.window = layout;
       shape.options.window_size = window;
       shape.options.num_sinks = layout == WindowLayout::kNone || window == 96 ? 0 : 5;
       const AttentionInputs inputs = make_inputs(shape);
@@ -142,7 +142,7 @@ TEST(HybridAttention, GivesTheSameBytesHoweverThreadsShareItsSegments) {
 TEST(HybridAttention, SumsTheStatesOfItsSegmentsAgainWhereItsBackwardIsNotGivenThem) {
   for (const WindowLayout layout : kLayouts) {
     AttentionCase shape{.B = 1, .H = 2, .G = 1, .T = 2070};
-    shape.options.layout = layout;
+    shape.options.window = layout;
     const AttentionInputs x = make_inputs(shape);
     const HybridProblem problem = make_hybrid_problem(x.q, x.k, x.v, x.parameters, shape.options);
     const auto backward = [&](const HybridForward& forward) {
@@ -163,7 +163,7 @@ TEST(HybridAttention, SumsTheStatesOfItsSegmentsAgainWhereItsBackwardIsNotGivenT
 TEST(HybridAttention, PropagatesNanFromEveryInput) {
   for (const WindowLayout layout : kLayouts) {
     AttentionCase shape{.B = 1, .H = 2, .G = 1, .T = 150};
-    shape.options.layout = layout;
+    shape.options.window = layout;
     shape.options.window_size = 16;
     for (int which = 0; which < 3; ++which) {
       AttentionInputs inputs = make_inputs(shape);
@@ -183,7 +183,7 @@ TEST(HybridAttention, PropagatesNanFromEveryInput) {
 TEST(HybridAttention, MeasuresTheLinearBranchesShare) {
   for (const WindowLayout layout : kLayouts) {
     AttentionCase shape{.T = 100};
-    shape.options.layout = layout;
+    shape.options.window = layout;
     shape.options.window_size = 16;
     AttentionInputs inputs = make_inputs(shape).as(at::kDouble, at::kDouble);
     const at::Tensor share = linear_share(

@@ -27,7 +27,7 @@ void for_each_capped_case(const std::function<void(const AttentionCase&)>& visit
       for (const std::int64_t cap : {1, 20, 400}) {
         AttentionCase shape{.B = T > 1000 ? 1 : 2, .T = T, .bias = true};
         shape.shares_key_maps = cap == 20;
-        shape.options.layout = layout;
+        shape.options.window = layout;
         shape.options.window_size = kCapWindow;
         shape.options.num_sinks = cap == 1 ? 0 : 4;
         shape.options.linear_cap = cap;
@@ -141,7 +141,7 @@ TEST(LinearCap, IsRefusedBelowZeroAndWithoutAWindow) {
               ::testing::ThrowsMessage<c10::Error>(
                   ::testing::HasSubstr("linear_cap must be 0 (none) or more, found -1")));
   shape.options.linear_cap = 9;
-  shape.options.layout = WindowLayout::kNone;
+  shape.options.window = WindowLayout::kNone;
   EXPECT_THAT(attend,
               ::testing::ThrowsMessage<c10::Error>(
                   ::testing::HasSubstr("linear_cap must be 0 without a window, found 9")));

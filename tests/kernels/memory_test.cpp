@@ -65,7 +65,7 @@ class Memory : public ::testing::Test {
 
 TEST_F(Memory, OfForwardBackwardAndCrossEntropyHoldsNoSquare) {
   for (const WindowLayout layout : {WindowLayout::kTerraced, WindowLayout::kSliding}) {
-    shape_.options.layout = layout;
+    shape_.options.window = layout;
     const AttentionInputs x = make_inputs(shape_).as(at::kFloat, at::kFloat);
     const auto hybrid = [&] {
       differentiate(hybrid_attention(x.q, x.k, x.v, x.parameters, shape_.options), x);
@@ -81,7 +81,7 @@ TEST_F(Memory, OfForwardBackwardAndCrossEntropyHoldsNoSquare) {
 
 TEST_F(Memory, OfTheAtenFormsHoldsNoSquare) {
   for (const WindowLayout layout : {WindowLayout::kTerraced, WindowLayout::kSliding}) {
-    shape_.options.layout = layout;
+    shape_.options.window = layout;
     const AttentionInputs x = make_inputs(shape_).as(at::kFloat, at::kFloat);
     const auto hybrid = [&] {
       differentiate(hybrid_attention(x.q, x.k, x.v, x.parameters, shape_.options, Backend::kAten),

@@ -44,7 +44,7 @@ void for_each_recall_case(const std::function<void(const AttentionCase&)>& visit
       for (const std::int64_t recall : {1, 3, 8}) {
         for (const bool shares : {false, true}) {
           AttentionCase shape{.T = T, .bias = true, .shares_key_maps = shares};
-          shape.options.layout = layout;
+          shape.options.window = layout;
           shape.options.window_size = kChunk;
           shape.options.num_sinks = recall == 3 ? 0 : 2;
           shape.options.recall_cache = recall;
@@ -114,10 +114,10 @@ Naive naive_attention(const AttentionCase& shape, const AttentionInputs& given) 
   const HybridOptions& options = shape.options;
   const std::int64_t group = shape.H / shape.G, U = shape.shares_key_maps ? shape.G : shape.H;
   const at::Tensor phi_q =
-      apply_feature_map(x.q, x.parameters.q, options.feature_map, shape.H, FeatureMapRole::kQuery);
+      apply_feature_map(x.q, x.parameters.q, options, shape.H, FeatureMapRole::kQuery);
   const at::Tensor phi_k =
-      apply_feature_map(x.k, x.parameters.k, options.feature_map, U, FeatureMapRole::kKey);
-  const bool sliding = options.layout == WindowLayout::kSliding;
+      apply_feature_map(x.k, x.parameters.k, options, U, FeatureMapRole::kKey);
+  const bool sliding = options.window == WindowLayout::kSliding;
   Naive naive{at::zeros_like(x.q), {}};
   for (std::int64_t b = 0; b < shape.B; ++b) {
     for (std::int64_t g = 0; g < shape.G; ++g) {
@@ -129,7 +129,7 @@ Naive naive_attention(const AttentionCase& shape, const AttentionInputs& given) 
           chooser.choose(chunk);
           naive.kept[{chunk, b, g}] = chooser.cache();
         }
-        const std::int64_t begin = window_begin(options.layout, kChunk, i);
+        const std::int64_t begin = window_begin(options.window, kChunk, i);
         const auto before =
             static_cast<double>(std::max<std::int64_t>(1, begin - options.num_sinks));
         const double share = options.linear_cap == 0
@@ -217,7 +217,7 @@ TEST_F(RecallCache, TilesGiveTheSameInSegmentsAndInBf16) {
     for (const bool shares : {false, true}) {
       AttentionCase shape{
           .B = 1, .H = 1, .G = 1, .T = 2107, .bias = true, .shares_key_maps = shares};
-      shape.options.layout = layout;
+      shape.options.window = layout;
       shape.options.window_size = kChunk;
       shape.options.num_sinks = 2;
       shape.options.recall_cache = 5;
@@ -251,7 +251,7 @@ TEST_F(RecallCache, TheReferenceOfPairsGivesTheSame) {
   shape.options.num_sinks = 2;
   shape.options.recall_cache = 5;
   for (const WindowLayout layout : {WindowLayout::kTerraced, WindowLayout::kSliding}) {
-    shape.options.layout = layout;
+    shape.options.window = layout;
     const AttentionInputs inputs = make_inputs(shape);
     const at::Tensor exact = hybrid_attention(inputs.q.to(at::kDouble),
                                               inputs.k.to(at::kDouble),
@@ -308,7 +308,7 @@ TEST_F(RecallCache, OperationsOfAnyDeviceChooseAndGiveTheSame) {
 TEST_F(RecallCache, ARowsChoicesDependNeitherOnTheBatchNorOnPadding) {
   for (const WindowLayout layout : {WindowLayout::kTerraced, WindowLayout::kSliding}) {
     AttentionCase shape{.B = 3, .T = 60, .shares_key_maps = true};
-    shape.options.layout = layout;
+    shape.options.window = layout;
     shape.options.window_size = kChunk;
     shape.options.num_sinks = 1;
     shape.options.recall_cache = 4;
@@ -343,7 +343,7 @@ TEST_F(RecallCache, WithoutAWindowOrWithMoreKeysThanItHoldsIsRefused) {
                     "recall_cache must lie in 0..window_size = 8, found " + std::to_string(keys))));
   }
   shape.options.recall_cache = 1;
-  shape.options.layout = WindowLayout::kNone;
+  shape.options.window = WindowLayout::kNone;
   EXPECT_THAT(attend,
               ::testing::ThrowsMessage<c10::Error>(
                   ::testing::HasSubstr("recall_cache must be 0 without a window, found 1")));

@@ -28,7 +28,7 @@ void for_each_case(const std::function<void(const AttentionCase&)>& visit) {
         for (const bool shares : {false, true}) {
           if (num_sinks == 0 && !shares) continue;  // hybrid_attention_test.cpp
           AttentionCase shape{.T = T, .bias = true, .shares_key_maps = shares};
-          shape.options.layout = layout;
+          shape.options.window = layout;
           shape.options.window_size = kWindow;
           shape.options.num_sinks = num_sinks;
           visit(shape);
@@ -99,8 +99,8 @@ TEST(Sinks, HybridEqualsTheReferenceForEveryMapAndPrecision) {
                           .dtype = dtype,
                           .bias = row.is_activation(),
                           .shares_key_maps = !row.series};
-      shape.options.feature_map = {.kind = row.value, .negation = row.is_activation()};
-      shape.options.layout = dtype == at::kFloat ? WindowLayout::kSliding : WindowLayout::kTerraced;
+      shape.options.set_map({.feature_map = row.value, .negation = row.is_activation()});
+      shape.options.window = dtype == at::kFloat ? WindowLayout::kSliding : WindowLayout::kTerraced;
       shape.options.window_size = kWindow;
       shape.options.num_sinks = 3;
       expect_hybrid(shape);
@@ -112,7 +112,7 @@ TEST(Sinks, HybridEqualsTheReferenceForEveryMapAndPrecision) {
 TEST(Sinks, HybridEqualsTheReferenceWhereSinksMeetQueriesOfSeveralSegments) {
   for (const WindowLayout layout : {WindowLayout::kTerraced, WindowLayout::kSliding}) {
     AttentionCase shape{.B = 1, .T = 1300, .shares_key_maps = layout == WindowLayout::kTerraced};
-    shape.options.layout = layout;
+    shape.options.window = layout;
     shape.options.window_size = kWindow;
     shape.options.num_sinks = 4;
     expect_hybrid(shape);
@@ -123,7 +123,7 @@ TEST(Sinks, KeyMapsOfKvHeadsNeedNoWindow) {
   for (const std::int64_t T : {1, 64, 65, 150}) {
     for (const std::int64_t f : {8, 0}) {  // 0: a bias alone tells whose map it is
       AttentionCase shape{.T = T, .f = f, .bias = true, .shares_key_maps = true};
-      shape.options.layout = WindowLayout::kNone;
+      shape.options.window = WindowLayout::kNone;
       expect_hybrid(shape);
       expect_steps(shape);
     }
@@ -187,7 +187,7 @@ TEST(Sinks, MoreOfThemThanTheWindowHoldsOrWithoutAWindowAreRefused) {
   EXPECT_THAT(attend,
               ::testing::ThrowsMessage<c10::Error>(
                   ::testing::HasSubstr("num_sinks must lie in 0..window_size = 8, found 9")));
-  shape.options.layout = WindowLayout::kNone;
+  shape.options.window = WindowLayout::kNone;
   EXPECT_THAT(attend,
               ::testing::ThrowsMessage<c10::Error>(
                   ::testing::HasSubstr("num_sinks must be 0 without a window, found 9")));

@@ -32,7 +32,7 @@ TEST(TransferCrossEntropy, EqualsTheReferenceInValueAndEveryGradient) {
        {WindowLayout::kTerraced, WindowLayout::kSliding, WindowLayout::kNone}) {
     for (const std::int64_t T : {1, 15, 16, 17, 40, 63, 150}) {
       AttentionCase shape{.T = T};
-      shape.options.layout = layout;
+      shape.options.window = layout;
       shape.options.window_size = 16;
       expect_case(shape);
     }
@@ -43,7 +43,7 @@ TEST(TransferCrossEntropy, HasNoGradientWhereTheClampActs) {
   // Sharp teachers and students with dead features: many normalised weights lie below the clamp.
   AttentionCase shape{.T = 150, .scale = 4.0};
   shape.options.window_size = 16;
-  shape.options.feature_map.kind = FeatureMapKind::kT2R;
+  shape.options.feature_map = FeatureMapKind::kT2R;
   const AttentionInputs inputs = make_inputs(shape);
   expect_case(shape);
   const at::Tensor loss =
@@ -75,7 +75,7 @@ TEST(TransferCrossEntropy, GradientsAreThoseOfFiniteDifferences) {
   for (const WindowLayout layout :
        {WindowLayout::kTerraced, WindowLayout::kSliding, WindowLayout::kNone}) {
     AttentionCase shape{.B = 1, .H = 2, .G = 1, .T = 11, .D = 4, .f = 3, .bias = true};
-    shape.options.layout = layout;
+    shape.options.window = layout;
     shape.options.window_size = 3;
     testing::expect_finite_differences(
         [&](const AttentionInputs& x) {

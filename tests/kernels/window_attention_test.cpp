@@ -24,7 +24,7 @@ at::Tensor exact_window_attention(const AttentionInputs& inputs, const HybridOpt
   for (std::int64_t i = 0; i < T; ++i) {
     for (std::int64_t j = 0; j <= i; ++j) {
       seen[i][j] =
-          j >= window_begin(options.layout, options.window_size, i) || j < options.num_sinks;
+          j >= window_begin(options.window, options.window_size, i) || j < options.num_sinks;
     }
   }
   const at::Tensor scores =
@@ -37,7 +37,7 @@ void for_each_window(const std::function<void(const AttentionCase&)>& visit) {
     for (const std::int64_t T : {1, 3, 16, 17, 40, 100, 150}) {
       for (const std::int64_t num_sinks : {0, 1, 4, 16}) {
         AttentionCase shape{.T = T};
-        shape.options.layout = layout;
+        shape.options.window = layout;
         shape.options.window_size = 16;
         shape.options.num_sinks = num_sinks;
         visit(shape);
@@ -61,7 +61,7 @@ TEST(WindowAttention, EqualsItsDefinitionForBothLayoutsAnyLengthAndAnyNumberOfSi
 
 TEST(WindowAttention, IsTheHybridWhoseLinearBranchIsNegligible) {
   for_each_window([](AttentionCase shape) {
-    shape.options.feature_map = {.kind = FeatureMapKind::kRelu, .negation = false};
+    shape.options.set_map({.feature_map = FeatureMapKind::kRelu, .negation = false});
     AttentionInputs inputs = make_inputs(shape);
     for (FeatureMapWeights* map : {&inputs.parameters.q, &inputs.parameters.k}) map->layer.zero_();
     inputs.parameters.window_factors.fill_(10.0);
@@ -104,7 +104,7 @@ TEST(WindowAttention, ASequenceGetsTheSameBitsAloneAndInABatch) {
 
 TEST(WindowAttention, IsRefusedWithoutAWindow) {
   AttentionCase shape;
-  shape.options.layout = WindowLayout::kNone;
+  shape.options.window = WindowLayout::kNone;
   const AttentionInputs inputs = make_inputs(shape);
   EXPECT_THAT([&] { window_attention(inputs.q, inputs.k, inputs.v, shape.options); },
               ::testing::ThrowsMessage<c10::Error>(::testing::HasSubstr("needs a window")));

@@ -10,7 +10,6 @@
 #include "storage/base/file.hpp"
 #include "storage/base/philox.hpp"
 #include "storage/tensors/safetensors.hpp"
-#include "worker/model/attention_options.hpp"
 #include "worker/model/tensor_bytes.hpp"
 
 namespace hedgerow::tests {
@@ -90,7 +89,7 @@ TinyStudent make_tiny_student(const TinyOptions& options) {
   spec.window_size = options.window_size;
   spec.num_sinks = options.window == storage::WindowLayout::kNone ? 0 : options.num_sinks;
   spec.key_maps = options.key_maps;
-  tiny.student.options = worker::hybrid_options(spec);
+  tiny.student.options = spec;
   for (int i = 0; i < options.num_layers; ++i) {
     const auto stream = static_cast<std::uint32_t>(1000 * (i + 1));
     tiny.layers.push_back(layer_weights(options, stream));

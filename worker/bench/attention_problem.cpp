@@ -8,7 +8,6 @@
 #include <memory>
 
 #include "kernels/decode.hpp"
-#include "worker/model/attention_options.hpp"
 
 namespace hedgerow::worker::bench {
 
@@ -56,7 +55,7 @@ HybridCase draw_hybrid(const storage::AttentionSpec& spec,
   at::manual_seed(2);
   const at::TensorOptions options = at::TensorOptions(device).dtype(at::kFloat);
   HybridCase hybrid;
-  hybrid.options = hybrid_options(spec);
+  hybrid.options = spec;
   const bool is_random = spec.row().one_draw;
   // Omega is drawn standard normal, and both sides of that map are one draw.
   const double scale = is_random ? 1.0 : 1.0 / std::sqrt(static_cast<double>(head_dim));
@@ -73,9 +72,9 @@ HybridCase draw_hybrid(const storage::AttentionSpec& spec,
     hybrid.parameters.window_factors = at::full({num_heads}, spec.window_factor, options);
   for (at::Tensor& leaf : hybrid.trained()) leaf.set_requires_grad(true);
   hybrid.map = {
-      .F = kernels::feature_dim(hybrid.parameters.q, hybrid.options.feature_map, head_dim),
+      .F = kernels::feature_dim(hybrid.parameters.q, hybrid.options, head_dim),
       .f = spec.has_projection() ? spec.projected_dim() : 0,
-      .layout = hybrid.options.layout,
+      .layout = hybrid.options.window,
       .W = hybrid.options.window_size,
       .S = hybrid.options.num_sinks,
       .key_maps = spec.has_projection() ? spec.key_maps : storage::KeyMaps::kQueryHead};

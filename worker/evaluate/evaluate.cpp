@@ -9,7 +9,6 @@
 #include "kernels/window_attention.hpp"
 #include "storage/base/error.hpp"
 #include "storage/shape/budgets.hpp"
-#include "worker/model/attention_options.hpp"
 #include "worker/model/attention_path.hpp"
 #include "worker/model/block_runner.hpp"
 #include "worker/model/linear_branch.hpp"
@@ -171,7 +170,7 @@ class Evaluator {
   void add_subject(Subject subject) {
     kernels::HybridOptions window, equal_window;
     if (subject.shape.control) {
-      window = hybrid_options(subject.shape.control->attention);
+      window = subject.shape.control->attention;
       equal_window = window;
       equal_window.window_size = subject.shape.equal_window;
     }
@@ -314,7 +313,7 @@ class Evaluator {
       case Column::kStudent:
         return student_with(subject, subject.student->options);
       case Column::kRecallOff:
-        return student_with(subject, training_options(subject.student->options));
+        return student_with(subject, subject.student->options.in_training());
       case Column::kControl:
       case Column::kEqualWindow:
       case Column::kLinearOff:

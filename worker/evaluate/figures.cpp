@@ -57,7 +57,7 @@ std::optional<Control> control_of(const storage::Recipe& recipe) {
 }
 
 std::optional<Control> control_of(const Student& student) {
-  if (student.options.layout == kernels::WindowLayout::kNone) return std::nullopt;
+  if (student.options.window == kernels::WindowLayout::kNone) return std::nullopt;
   Control control{student.attention};
   for (std::size_t layer = 0; layer < student.layers.size(); ++layer) {
     if (!student.layers[layer]) control.softmax_layers.insert(static_cast<int>(layer));

@@ -13,7 +13,6 @@
 #include "storage/shape/budgets.hpp"
 #include "storage/shape/layer_shape.hpp"
 #include "worker/device/cuda_device.hpp"
-#include "worker/model/attention_options.hpp"
 #include "worker/model/decoder.hpp"
 
 namespace hedgerow::worker {
@@ -130,7 +129,7 @@ FinetuneTrainer::FinetuneTrainer(const storage::ModelConfig& config,
       communicator_(communicator),
       held_(config, fitting(options_.mesh, communicator), communicator.rank()),
       model_{{config, make_rope_table(config, tokens.seq_len, device()), options_.stream},
-             training_options(student.options)},
+             student.options.in_training()},
       outer_(std::move(outer)),
       tokens_(tokens),
       order_(options_.seed, num_train(), options_.finetune.sequences_per_step),

@@ -33,7 +33,7 @@ std::string why_no_decode(const AttentionPath& path, const AttentionBackends& ba
       kernels::num_heads_of(parameters, path.num_key_value_heads),
       path.num_key_value_heads,
       path.head_dim,
-      kernels::feature_dim(parameters.q, path.options.feature_map, path.head_dim),
+      kernels::feature_dim(parameters.q, path.options, path.head_dim),
       path.dtype,
       path.device,
       path.options);

@@ -26,7 +26,7 @@ bool needs_bias(const kernels::FeatureMapOptions& map) {
 
 bool can_switch_off(const kernels::HybridParameters& parameters,
                     const kernels::FeatureMapOptions& map) {
-  const kernels::FeatureMapRow& row = kernels::row_of(map.kind);
+  const kernels::FeatureMapRow& row = map.row();
   if (!parameters.q.layer.defined() || !parameters.window_factors.defined()) return false;
   if (!row.is_activation()) return false;
   if (row.negation) return parameters.q.bias.defined() && parameters.q.layer.size(2) >= 4;
@@ -43,7 +43,7 @@ bool switch_off_linear_branch(const kernels::HybridParameters& parameters,
   parameters.q.layer.zero_();
   parameters.k.layer.zero_();
   parameters.window_factors.fill_(kOffFactor);
-  const kernels::FeatureMapRow& row = kernels::row_of(map.kind);
+  const kernels::FeatureMapRow& row = map.row();
   if (row.negation) {
     point(bias_q, 0, 1);
     point(bias_k, 2, 3);

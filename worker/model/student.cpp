@@ -8,7 +8,6 @@
 #include "storage/base/error.hpp"
 #include "storage/base/file.hpp"
 #include "storage/tensors/safetensors.hpp"
-#include "worker/model/attention_options.hpp"
 #include "worker/model/linear_branch.hpp"
 #include "worker/model/tensor_bytes.hpp"
 #include "worker/model/trained_parts.hpp"
@@ -122,14 +121,14 @@ Student untrained_student(const storage::AttentionSpec& attention,
   spec.key_maps = storage::KeyMaps::kKvHead;
   spec.recall_cache = 0;
   spec.validate(model.head_dim);
-  student.options = hybrid_options(spec);
+  student.options = spec;
   const std::int64_t heads = model.num_attention_heads, columns = spec.projected_dim();
   const std::int64_t key_maps = spec.num_key_maps(heads, model.num_key_value_heads);
   kernels::HybridParameters off;
   off.q = {at::zeros({heads, model.head_dim, columns}), at::zeros({heads, columns})};
   off.k = {at::zeros({key_maps, model.head_dim, columns}), at::zeros({key_maps, columns})};
   off.window_factors = at::zeros({heads});
-  if (!switch_off_linear_branch(off, student.options.feature_map))
+  if (!switch_off_linear_branch(off, student.options))
     throw Error(ErrorKind::kInternal, "the control's feature map cannot be switched off");
   for (const TrainedPart& part : parts_of(off, 0)) *part.value = part.value->to(device);
   for (int layer = 0; layer < model.num_hidden_layers; ++layer) {
@@ -147,7 +146,7 @@ void set_recall_cache(Student& student, int recall_cache) {
   if (recall_cache == kOwnRecallCache) return;
   student.attention.recall_cache = recall_cache;
   student.attention.validate(0);
-  student.options = hybrid_options(student.attention);
+  student.options = student.attention;
 }
 
 Student load_student(const fs::path& directory,
@@ -159,7 +158,7 @@ Student load_student(const fs::path& directory,
   const auto& config = teacher.config();
   const std::int64_t heads = config.num_attention_heads;
   Student student{.attention = spec,
-                  .options = hybrid_options(spec),
+                  .options = spec,
                   .layers = {},
                   .teacher_weights = description.teacher_weights,
                   .name = "the student " + directory.string()};

@@ -30,11 +30,11 @@ struct SimpleMap {
 const std::vector<SimpleMap>& simple_maps() {
   using kernels::FeatureMapKind;
   static const std::vector<SimpleMap> maps = {
-      {"elu_plus_one", {.kind = FeatureMapKind::kEluPlusOne, .negation = false}},
-      {"relu", {.kind = FeatureMapKind::kRelu, .negation = false}},
-      {"exp(x)", {.kind = FeatureMapKind::kExp, .negation = false, .temperature = 1.0}},
-      {"exp(2x)", {.kind = FeatureMapKind::kExp, .negation = false, .temperature = 2.0}},
-      {"taylor", {.kind = FeatureMapKind::kTaylor, .negation = false, .order = 2}},
+      {"elu_plus_one", {.feature_map = FeatureMapKind::kEluPlusOne, .negation = false}},
+      {"relu", {.feature_map = FeatureMapKind::kRelu, .negation = false}},
+      {"exp(x)", {.feature_map = FeatureMapKind::kExp, .negation = false, .temperature = 1.0}},
+      {"exp(2x)", {.feature_map = FeatureMapKind::kExp, .negation = false, .temperature = 2.0}},
+      {"taylor", {.feature_map = FeatureMapKind::kTaylor, .negation = false}},
   };
   return maps;
 }
@@ -68,7 +68,7 @@ at::Tensor features_of_keys(const at::Tensor& k,
   const std::int64_t key_heads = kernels::num_key_heads(parameters, num_heads);
   return kernels::apply_feature_map(k.unsqueeze(0),
                                     parameters.k,
-                                    options.feature_map,
+                                    options,
                                     key_heads,
                                     kernels::FeatureMapRole::kKey)[0]
       .repeat_interleave(num_heads / key_heads, 0);
@@ -171,7 +171,7 @@ class LayerProbe {
         at::zeros({static_cast<std::int64_t>(rows.size()), T}, at::TensorOptions(at::kBool));
     for (std::size_t r = 0; r < rows.size(); ++r) {
       const std::int64_t begin =
-          kernels::window_begin(options_.layout, options_.window_size, rows[r]);
+          kernels::window_begin(options_.window, options_.window_size, rows[r]);
       const std::int64_t end = std::min(begin, T);
       if (end > options_.num_sinks)
         linear[static_cast<std::int64_t>(r)].slice(0, options_.num_sinks, end).fill_(true);
@@ -187,7 +187,7 @@ class LayerProbe {
     const at::Tensor index = at::tensor(rows, at::kLong).to(q.device());
     const at::Tensor phi_q = kernels::apply_feature_map(q.index_select(1, index).unsqueeze(0),
                                                         maps_->q,
-                                                        options_.feature_map,
+                                                        options_,
                                                         q.size(0),
                                                         kernels::FeatureMapRole::kQuery)[0];
     const at::Tensor mass =

@@ -118,11 +118,11 @@ StudentRows student_rows(const at::Tensor& q,
                          const std::vector<std::int64_t>& rows) {
   const c10::NoGradGuard no_grad;
   kernels::check_problem(q.unsqueeze(0), k.unsqueeze(0), {}, parameters, options);
-  const bool windowed = options.layout != kernels::WindowLayout::kNone;
+  const bool windowed = options.window != kernels::WindowLayout::kNone;
   const std::int64_t T = k.size(1);
   std::vector<std::int64_t> first_keys;
   for (const std::int64_t row : rows)
-    first_keys.push_back(kernels::window_begin(options.layout, options.window_size, row));
+    first_keys.push_back(kernels::window_begin(options.window, options.window_size, row));
   const at::Tensor queries = index_tensor(rows, q.device());
   const at::Tensor begins = index_tensor(first_keys, q.device()).unsqueeze(1);
   const at::Tensor keys = at::arange(T, queries.options()).unsqueeze(0);
@@ -130,7 +130,7 @@ StudentRows student_rows(const at::Tensor& q,
   const at::Tensor inside = keys.ge(begins).logical_or(keys.lt(options.num_sinks));
 
   StudentRows student;
-  student.linear = feature_products(q, k, parameters, options.feature_map, queries)
+  student.linear = feature_products(q, k, parameters, options, queries)
                        .masked_fill_(inside.logical_or(later), 0.0);
   at::Tensor denominator = student.linear.sum(-1, true);
   if (windowed) {

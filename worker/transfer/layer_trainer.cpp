@@ -11,7 +11,6 @@
 #include "kernels/window_attention.hpp"
 #include "storage/base/error.hpp"
 #include "storage/base/philox.hpp"
-#include "worker/model/attention_options.hpp"
 #include "worker/model/linear_branch.hpp"
 #include "worker/model/tensor_bytes.hpp"
 #include "worker/task/stopwatch.hpp"
@@ -87,7 +86,7 @@ LayerTrainer::LayerTrainer(int layer_idx,
       rates_(recipe.transfer),
       attention_(recipe.attention),
       seed_(seed),
-      options_(training_options(hybrid_options(recipe.attention))),
+      options_(recipe.attention.in_training()),
       learning_rate_(recipe.transfer.learning_rate) {
   options_.fp32_output = true;
   create_parameters(config, device);
@@ -225,7 +224,7 @@ void LayerTrainer::validate(const Qkv& qkv, const at::Tensor& y_true) {
 }
 
 bool LayerTrainer::needs_control() const {
-  return control_mse_ == 0.0 && options_.layout != kernels::WindowLayout::kNone;
+  return control_mse_ == 0.0 && options_.window != kernels::WindowLayout::kNone;
 }
 
 const LayerMetrics& LayerTrainer::finish_validation(std::int64_t step) {
@@ -325,7 +324,7 @@ std::pair<std::map<std::string, at::Tensor>, bool> LayerTrainer::exported() cons
       tensors["feature_map_k." + names_[i].substr(kOfQueries.size())] = best_[i].clone();
   }
   const bool is_untrained =
-      is_behind_control() && switch_off_linear_branch(as_parameters(tensors), options_.feature_map);
+      is_behind_control() && switch_off_linear_branch(as_parameters(tensors), options_);
   return {std::move(tensors), is_untrained};
 }
 

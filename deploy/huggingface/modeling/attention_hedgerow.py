@@ -15,6 +15,7 @@ from .feature_maps_hedgerow import FeatureMap
 from .hybrid_hedgerow import HybridInTorch, gather_tokens, repeat_heads
 from .layers_hedgerow import HedgerowRMSNorm, apply_rope
 from .operators_hedgerow import decode_by_operators, have_operators, hybrid_by_operators, operators_take, prefill_by_operators
+from .option_rows_hedgerow import OPTIONS
 
 
 class HedgerowAttention(nn.Module, HybridInTorch):
@@ -35,10 +36,9 @@ class HedgerowAttention(nn.Module, HybridInTorch):
             self.q_norm = HedgerowRMSNorm(self.head_dim * (self.heads if wide else 1), config.rms_norm_eps)
             self.k_norm = HedgerowRMSNorm(self.head_dim * (self.kv_heads if wide else 1), config.rms_norm_eps)
         self.softmax = config.is_softmax_layer(layer_idx)
-        self.window, self.window_size = config.attention["window"], config.attention["window_size"]
-        self.num_sinks, self.key_heads = config.attention["num_sinks"], config.num_key_maps
-        self.recall_cache = config.attention["recall_cache"]
-        self.linear_cap = config.attention["linear_cap"]
+        for name in OPTIONS:  # those of the map are its own
+            setattr(self, name, config.attention[name])
+        self.key_heads = config.num_key_maps
         # Slots of the ring of raw keys; without a window one, which nobody reads, as decode_step has it.
         self.capacity = max({"none": 0, "sliding": 1, "terraced": 2}[self.window] * self.window_size, 1)
         self.by_operators = not self.softmax and have_operators()

@@ -3,9 +3,7 @@
 The teacher's keys keep their names and places, model_type included, so that AutoTokenizer loads as the teacher's does. One
 more, "hedgerow", says what the attention is:
   {"format": "export/1", "body": the teacher's model_type, "hidden_act": the teacher's,
-   "attention": {"feature_map", "negation", "feature_dim", "bias", "key_maps", "window", "window_size", "num_sinks",
-                 "recall_cache",
-                 "linear_cap", ...},
+   "attention": {the options of option_rows_hedgerow.py, "feature_dim", "bias", "key_maps", ...},
    "softmax_layers": [layers that kept softmax attention]}
 In place of the teacher's hidden_act stands FOREIGN_ACTIVATION: the body's own class in transformers, which would compute
 softmax attention, ends with an error that names it.
@@ -19,8 +17,8 @@ from transformers import PreTrainedConfig
 
 from .architecture_rows_hedgerow import ARCHITECTURES, ArchitectureRow
 from .feature_map_rows_hedgerow import FEATURE_MAPS
+from .option_rows_hedgerow import OPTIONS, WINDOWS
 
-WINDOWS = ("none", "sliding", "terraced")
 KEY_MAPS = ("query_head", "kv_head")
 ROPE_TYPES = ("default", "linear", "llama3")
 FOREIGN_ACTIVATION = "hedgerow, which needs trust_remote_code=True"
@@ -31,6 +29,23 @@ def one_of(name: str, value: Any, known: tuple[str, ...]) -> str:
     if value not in known:
         raise ValueError(f"config.json: {name} is {value!r}; known: {', '.join(known)}. Is the export newer than this file?")
     return value
+
+
+def check_options(attention: dict[str, Any]) -> None:
+    """Raises ValueError naming the first option that is not what its row allows."""
+    has_window = attention["window"] != "none"
+    for name, row in OPTIONS.items():
+        value = attention[name]
+        if row.most is None or name == "window_size" and not has_window:
+            continue
+        most = row.most
+        if row.of_window or row.within_window:
+            most = 0 if not has_window else min(most, attention["window_size"]) if row.within_window else most
+        is_number = type(value) is int or type(value) is float and type(row.default) is float
+        if not is_number or not row.least <= value <= most or row.above_least and value == row.least:
+            window = f"; a window of {attention['window_size'] if has_window else 0} tokens" if row.of_window else ""
+            raise ValueError(f"config.json: hedgerow.attention.{name} is {value!r}{window}: expected "
+                             f"{'more than ' if row.above_least else ''}{row.least} to {most}. Export the model again")
 
 
 class HedgerowConfig(PreTrainedConfig):
@@ -111,21 +126,7 @@ class HedgerowConfig(PreTrainedConfig):
         one_of("hedgerow.attention.feature_map", attention["feature_map"], tuple(FEATURE_MAPS))
         one_of("hedgerow.attention.window", attention["window"], WINDOWS)
         one_of("hedgerow.attention.key_maps", attention["key_maps"], KEY_MAPS)
-        most = 0 if attention["window"] == "none" else attention["window_size"]
-        if not 0 <= attention["num_sinks"] <= most:
-            raise ValueError(f"config.json: hedgerow.attention.num_sinks is {attention['num_sinks']}; a window of "
-                             f"{most} tokens takes 0 to {most}. Export the model again")
-        recall = attention["recall_cache"]
-        if type(recall) is not int or not 0 <= recall <= most:
-            raise ValueError(f"config.json: hedgerow.attention.recall_cache is {recall!r}; a window of "
-                             f"{most} tokens takes 0 to {most}. Export the model again")
-        cap = attention["linear_cap"]
-        if type(cap) is not int or cap < 0 or (cap and attention["window"] == "none"):
-            raise ValueError(f"config.json: hedgerow.attention.linear_cap is {cap!r}; a whole number from 0 on is expected, "
-                             "0 without a window. Export the model again")
-        if recall and FEATURE_MAPS[attention["feature_map"]].series and attention["order"] % 2:
-            raise ValueError(f"config.json: hedgerow.attention.recall_cache is {recall}; taylor of the odd order "
-                             f"{attention['order']} takes 0: a key's weights may sum to 0 or less. Export the model again")
+        check_options(attention)
         tied = body.ties_embeddings if tie_word_embeddings is None else tie_word_embeddings
         super().__init__(tie_word_embeddings=tied, **kwargs)
 
@@ -144,16 +145,13 @@ class HedgerowConfig(PreTrainedConfig):
 
     @property
     def attention(self) -> dict[str, Any]:
-        """What the student attends with, defaults filled in as in a hedgerow.json (storage/model/attention_spec.hpp).
-
-        Exports that say nothing of sinks, key maps, recall_cache and linear_cap have none, one a query head, 0 and 0.
-        """
+        """What the student attends with, defaults filled in as in a hedgerow.json (storage/model/attention_spec.hpp)."""
         given = self.hedgerow.get("attention", {})
-        filled = {"feature_map": "hedgehog_softmax", "feature_dim": 64, "bias": False, "window": "terraced",
-                  "window_size": 64, "order": 2, "num_sinks": 0, "key_maps": "query_head", "recall_cache": 0, "linear_cap": 0,
-                  "temperature": 1.0, **given}
+        filled = {name: row.default for name, row in OPTIONS.items()}
+        filled |= {"feature_dim": 64, "bias": False, "key_maps": "query_head", **given}
         row = FEATURE_MAPS.get(filled["feature_map"])  # none: __init__ refuses the name
-        filled.setdefault("negation", row is not None and row.negation)
+        if "negation" not in given:
+            filled["negation"] = row is not None and row.negation
         filled.setdefault("projection", row is not None and row.projection)
         return filled
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import TYPE_CHECKING
 
@@ -36,16 +35,10 @@ class FeatureMapProjection(nn.Module):
         self.bias = nn.Parameter(torch.empty(heads, projected_dim)) if bias else None
 
 
-def taylor_features(x: torch.Tensor, order: int) -> torch.Tensor:
-    """x^a / sqrt(a!) of every monomial of degree <= order, so that phi(q).phi(k) = sum_n (q.k)^n / n!: [.., d] -> [.., F]."""
-    degrees = [torch.ones_like(x[..., :1])]
-    for degree in range(1, order + 1):
-        indices = list(itertools.combinations_with_replacement(range(x.shape[-1]), degree))
-        weights = [math.prod(1 / math.factorial(row.count(i)) for i in set(row)) ** 0.5 for row in indices]
-        columns = torch.tensor(indices, device=x.device).T
-        monomials = math.prod(x[..., column] for column in columns)
-        degrees.append(monomials * torch.tensor(weights, dtype=x.dtype, device=x.device))
-    return torch.cat(degrees, dim=-1)
+def taylor_features(x: torch.Tensor) -> torch.Tensor:
+    """1, x and x_i x_j (i <= j; squares by 1 / sqrt(2)): phi(q).phi(k) = 1 + q.k + (q.k)^2 / 2. [.., d] -> [.., F]."""
+    i, j = torch.triu_indices(x.shape[-1], x.shape[-1], device=x.device)
+    return torch.cat((torch.ones_like(x[..., :1]), x, x[..., i] * x[..., j] * torch.where(i == j, 0.5**0.5, 1.0).to(x.dtype)), dim=-1)
 
 
 class FeatureMap(nn.Module):
@@ -59,7 +52,7 @@ class FeatureMap(nn.Module):
         super().__init__()
         spec = config.attention
         self.row = FEATURE_MAPS[spec["feature_map"]]
-        self.negation, self.order, self.temperature = spec["negation"], spec["order"], spec["temperature"]
+        self.negation, self.temperature = spec["negation"], spec["temperature"]
         self.of_queries = of_queries
         self.mlp = None
         if spec["projection"]:
@@ -77,7 +70,7 @@ class FeatureMap(nn.Module):
         if self.row.one_draw:
             return (x - (x.amax(-1, keepdim=True) if self.of_queries else half_square)).exp() / math.sqrt(x.shape[-1])
         if self.row.series:
-            return taylor_features(x, self.order)
+            return taylor_features(x)
         phi = self._activate(x)
         return phi.clamp(min=FEATURE_CLAMP) if self.row.clamped else phi
 

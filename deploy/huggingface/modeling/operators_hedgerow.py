@@ -15,6 +15,7 @@ import torch
 from transformers.utils import logging
 
 from .cache_hedgerow import LinearState
+from .option_rows_hedgerow import OPTIONS
 
 logger = logging.get_logger("transformers.hedgerow")  # of whose verbosity transformers.logging is the master
 DTYPES = (torch.float32, torch.bfloat16)
@@ -41,6 +42,7 @@ def have_operators() -> bool:
     if not registered():
         say_once("in plain PyTorch; HEDGEROW_OPS=/path/to/libhedgerow_ops.so would use hedgerow's kernels")
         return False
+    register_gradients()
     say_once("by hedgerow's kernels (torch.ops.hedgerow)")
     return True
 
@@ -54,9 +56,6 @@ def say_once(how: str) -> None:
     logger.info(f"hedgerow: attention is computed {how}")
 
 
-LATER_ARGUMENTS = ("recall_cache", "linear_cap")  # that earlier libraries do not have
-
-
 @functools.cache
 def warn_once(what: str, remedy: str) -> None:
     logger.warning(f"hedgerow: {what}, so attention is computed in plain PyTorch; {remedy}, or set HEDGEROW_OPS=off")
@@ -65,8 +64,8 @@ def warn_once(what: str, remedy: str) -> None:
 def operators_take(layer, *tensors: torch.Tensor, with_state: bool) -> bool:
     """Whether the operators compute this. They keep no graph through a state, which is for generation, nor through a
     recall_cache."""
-    for name in LATER_ARGUMENTS:
-        if getattr(layer, name) and not knows(name):
+    for name in later_options(layer):
+        if not knows(name):
             warn_once(f"the library of HEDGEROW_OPS knows no {name}", "build it from a later hedgerow")
             return False
     first = tensors[0]
@@ -81,15 +80,17 @@ def knows(argument: str) -> bool:
     return any(each.name == argument for each in torch.ops.hedgerow.decode_step.default._schema.arguments)
 
 
+def later_options(layer) -> list[str]:
+    """Those of the layer's options that earlier libraries do not have."""
+    return [name for name, row in OPTIONS.items() if row.later and layer.config.attention[name] != row.default]
+
+
 def arguments_of(layer) -> dict[str, Any]:
     """What every operator is told of the layer's attention."""
     spec = layer.config.attention
-    found = {"feature_map": spec["feature_map"], "negation": spec["negation"], "order": spec["order"],
-             "window": spec["window"], "window_size": spec["window_size"], "num_sinks": spec["num_sinks"],
-             "window_factors": getattr(layer, "window_factors", None)}
-    found |= {name: getattr(layer, name) for name in LATER_ARGUMENTS if getattr(layer, name)}
-    if spec["temperature"] != 1.0:  # earlier libraries have no such argument
-        found["temperature"] = spec["temperature"]
+    found = {name: spec[name] for name, row in OPTIONS.items() if not row.later}
+    found |= {name: spec[name] for name in later_options(layer)}
+    found["window_factors"] = getattr(layer, "window_factors", None)
     for side, feature_map in (("q", layer.feature_map_q), ("k", layer.feature_map_k)):
         if feature_map.mlp is not None:
             found[f"layer_{side}"], found[f"bias_{side}"] = feature_map.mlp.layer, feature_map.mlp.bias
@@ -98,7 +99,57 @@ def arguments_of(layer) -> dict[str, Any]:
 
 def hybrid_by_operators(layer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """q [B, H, L, D], k, v [B, G, L, D], every row from its first token on -> y [B, H, L, D] of q's dtype."""
-    return torch.ops.hedgerow.hybrid_attention(q, k, v, **arguments_of(layer))
+    return hybrid_attention(q, k, v, **arguments_of(layer))
+
+
+PARAMETERS = ("layer_q", "bias_q", "layer_k", "bias_k", "window_factors")
+
+
+def hybrid_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, fp32_output: bool = False, **told: Any) -> torch.Tensor:
+    """The operator hybrid_attention, differentiable in q, k, v and what `told` has of PARAMETERS. The maps' gradients need what
+    the forward saves, so where one is wanted hybrid_attention_forward computes y."""
+    parameters = [told.get(name) for name in PARAMETERS]
+    learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, *parameters))
+    if not learns or not hasattr(torch.ops.hedgerow, "hybrid_attention_forward"):
+        return torch.ops.hedgerow.hybrid_attention(q, k, v, fp32_output=fp32_output, **told)
+    of_inputs = any(x.requires_grad for x in (q, k, v))
+    fused = q.is_cuda and not torch.compiler.is_compiling() and torch.ops.hedgerow.hybrid_is_fused(
+        q, k, v, input_gradients=of_inputs, **told)
+    options = {name: value for name, value in told.items() if name not in PARAMETERS}
+    return torch.ops.hedgerow.hybrid_attention_forward(q, k, v, fp32_output, fused, *parameters, **options)[0]
+
+
+def keep_for_backward(ctx, inputs, output) -> None:
+    q, k, v, fp32_output, ctx.fused, *rest = inputs
+    ctx.parameters = [index for index, x in enumerate(rest[:len(PARAMETERS)]) if x is not None]
+    ctx.options = rest[len(PARAMETERS):]
+    y, y_saved, *saved = output
+    ctx.save_for_backward(q, k, v, *(rest[index] for index in ctx.parameters), y_saved if y_saved.numel() else y, *saved)
+    ctx.set_materialize_grads(False)
+
+
+def backward_by_operator(ctx, dy, *_) -> tuple:
+    q, k, v, *rest = ctx.saved_tensors
+    given = dict(zip(ctx.parameters, rest))
+    kept = rest[len(given):]
+    wanted = ctx.needs_input_grad
+    needs = [*wanted[:3], *wanted[5:5 + len(PARAMETERS)]]
+    told = {name: given.get(index) for index, name in enumerate(PARAMETERS)}
+    schema = torch.ops.hedgerow.hybrid_attention_forward.default._schema.arguments[5 + len(PARAMETERS):]
+    told |= {argument.name: value for argument, value in zip(schema, ctx.options)}
+    found = torch.ops.hedgerow.hybrid_attention_backward(dy, q, k, v, *kept, fused=ctx.fused, needs=needs, **told)
+    found = [gradient if need else None for gradient, need in zip(found, needs)]
+    return (*found[:3], None, None, *found[3:], *[None] * len(ctx.options))
+
+
+@functools.cache
+def register_gradients() -> None:
+    """Puts the two directions behind autograd, once a process: each export brings this file. A library of before 2026-12 has
+    gradients of its own."""
+    operators = torch.ops.hedgerow
+    if hasattr(operators, "hybrid_is_fused") and "has_gradients" not in vars(operators):
+        torch.library.register_autograd("hedgerow::hybrid_attention_forward", backward_by_operator, setup_context=keep_for_backward)
+        operators.has_gradients = True
 
 
 def prefill_by_operators(layer, k: torch.Tensor, v: torch.Tensor, count: torch.Tensor) -> LinearState:

@@ -12,7 +12,7 @@ HEDGEROW_INSTANTIATE_DEVICE_BACKENDS(AtenOnCpu, Backend::kAten, at::kCPU);
 
 AttentionCase small_case(WindowLayout layout) {
   AttentionCase shape{.B = 1, .H = 2, .G = 1, .T = 11, .D = 4, .f = 3, .bias = true};
-  shape.options.layout = layout;
+  shape.options.window = layout;
   shape.options.window_size = 3;
   return shape;
 }
@@ -89,9 +89,9 @@ TEST(AtenBackend, AreWhatTheEntriesTakeOnOtherDevicesWithoutWaitingForThem) {
        {FeatureMapKind::kIdentity, FeatureMapKind::kPositiveRandom, FeatureMapKind::kTaylor}) {
     for (const WindowLayout layout : kLayouts) {
       AttentionCase shape{.T = 150, .D = 32, .dtype = at::kBFloat16};
-      shape.options.layout = layout;
+      shape.options.window = layout;
       shape.options.num_sinks = layout == WindowLayout::kNone ? 0 : 4;
-      shape.options.feature_map = {.kind = kind, .negation = false};
+      shape.options.set_map({.feature_map = kind, .negation = false});
       const AttentionInputs x = make_inputs(shape).as(shape.dtype, at::kFloat, at::kMeta);
       const at::Tensor y = hybrid_attention(x.q, x.k, x.v, x.parameters, shape.options);
       EXPECT_EQ(y.sizes(), x.q.sizes());
@@ -102,7 +102,7 @@ TEST(AtenBackend, AreWhatTheEntriesTakeOnOtherDevicesWithoutWaitingForThem) {
       EXPECT_EQ(gradients[0].sizes(), x.q.sizes());
       EXPECT_EQ(aten::softmax_backward_aten(x.q, x.k, x.v, x.dy).q.sizes(), x.q.sizes());
       EXPECT_EQ(linear_share(x.q, x.k, x.parameters, shape.options).numel(), shape.H);
-      const std::int64_t features = feature_dim(x.parameters.q, shape.options.feature_map, shape.D);
+      const std::int64_t features = feature_dim(x.parameters.q, shape.options, shape.D);
       DecodeState state =
           make_decode_state(2, 4, 2, 32, features, shape.dtype, at::kMeta, shape.options);
       const auto token = [](const at::Tensor& value) { return value.detach().select(2, 0); };

@@ -31,7 +31,7 @@ AttentionInputs make_bfloat16_inputs(const AttentionCase& shape) {
 
 AttentionCase small(WindowLayout layout, std::int64_t T) {
   AttentionCase shape{.B = 1, .H = 2, .G = 1, .T = T, .D = 64, .f = 32, .dtype = at::kBFloat16};
-  shape.options.layout = layout;
+  shape.options.window = layout;
   return shape;
 }
 
@@ -133,7 +133,7 @@ void CudaBackend::expect_sizes(ProgramsOf programs_of, std::uint64_t draws) cons
     shape.D = sizes.D;
     shape.f = sizes.f;
     shape.bias = sizes.D == 64;
-    shape.options.feature_map.negation = sizes.negation;
+    shape.options.negation = sizes.negation;
     expect_programs(shape, programs_of(shape), draws);
   }
 }
@@ -142,12 +142,12 @@ void CudaBackend::expect_maps(ProgramsOf programs_of) const {
   for (const FeatureMapRow& row :
        kFeatureMaps) {  // each activation once; the default is everywhere
     if (!row.is_activation() || !row.positive || row.activation != row.value) continue;
-    if (row.value == FeatureMapOptions{}.kind) continue;
+    if (row.value == FeatureMapOptions{}.feature_map) continue;
     AttentionCase shape = small(WindowLayout::kTerraced, 150);
     shape.f = 64;
     shape.bias = true;
-    shape.options.feature_map = {
-        .kind = row.value, .negation = false, .temperature = row.temperature ? 1.5 : 1.0};
+    shape.options.set_map({
+        .feature_map = row.value, .negation = false, .temperature = row.temperature ? 1.5 : 1.0});
     expect_programs(shape, programs_of(shape));
   }
 }

@@ -57,7 +57,7 @@ TEST_P(CudaCrossEntropy, ClampsNegativeWeights) {
   AttentionCase shape = small(WindowLayout::kTerraced, 150);
   shape.f = 0;
   shape.scale = 0.05;  // so that no denominator is negative
-  shape.options.feature_map = {.kind = FeatureMapKind::kIdentity, .negation = false};
+  shape.options.set_map({.feature_map = FeatureMapKind::kIdentity, .negation = false});
   const AttentionInputs x = make_bfloat16_inputs(shape).as(at::kBFloat16, at::kFloat, GetParam());
   const c10::NoGradGuard no_grad;
   const at::Tensor found =
@@ -78,7 +78,7 @@ TEST_P(CudaCrossEntropy, HasNoGradientWhereTheClampActs) {
   AttentionCase shape = small(WindowLayout::kTerraced, 200);
   shape.f = 64;
   shape.bias = true;
-  shape.options.feature_map = {.kind = FeatureMapKind::kEluPlusOne, .negation = false};
+  shape.options.set_map({.feature_map = FeatureMapKind::kEluPlusOne, .negation = false});
   AttentionInputs inputs = make_bfloat16_inputs(shape);
   inputs.parameters.q.bias[0].fill_(-22.0);
   inputs.parameters.k.bias[0].fill_(-22.0);

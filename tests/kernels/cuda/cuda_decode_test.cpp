@@ -9,7 +9,7 @@ DecodeState CudaDecode::empty_state(const AttentionCase& shape, const AttentionI
                            shape.shares_key_maps ? shape.G : shape.H,
                            shape.G,
                            shape.D,
-                           feature_dim(x.parameters.q, shape.options.feature_map, shape.D),
+                           feature_dim(x.parameters.q, shape.options, shape.D),
                            at::kBFloat16,
                            GetParam(),
                            shape.options);
@@ -61,7 +61,7 @@ namespace {
 
 AttentionCase short_window(WindowLayout layout, std::int64_t T) {
   AttentionCase shape{.B = 1, .H = 2, .G = 1, .T = T, .D = 64, .f = 8, .dtype = at::kBFloat16};
-  shape.options.layout = layout;
+  shape.options.window = layout;
   shape.options.window_size = 8;
   return shape;
 }
@@ -125,7 +125,7 @@ TEST_P(CudaDecode, StaysWithinTwiceThePlainErrorForHeadDimsColumnsAndGroups) {
       shape.G = sizes.G;
       shape.D = sizes.D;
       shape.f = sizes.f;
-      shape.options.feature_map.negation = sizes.negation;
+      shape.options.negation = sizes.negation;
       shape.bias = turn == 0;
       expect_continuation(shape, make_inputs(shape), 23, 26);
     }
@@ -144,8 +144,8 @@ TEST_P(CudaDecode, StaysWithinTwiceThePlainErrorForEveryMap) {
             short_window(f == 0 ? WindowLayout::kSliding : WindowLayout::kTerraced, 30);
         shape.f = f;
         shape.bias = f != 0;
-        shape.options.feature_map = {
-            .kind = row.value, .negation = negation, .temperature = row.temperature ? 1.5 : 1.0};
+        shape.options.set_map({
+            .feature_map = row.value, .negation = negation, .temperature = row.temperature ? 1.5 : 1.0});
         expect_continuation(shape, make_inputs(shape), 22, 27);
       }
     }
@@ -181,7 +181,7 @@ TEST_P(CudaDecode, HoldsWhereEveryFeatureIsFarBelowZero) {
     AttentionCase shape = short_window(WindowLayout::kTerraced, 30);
     shape.f = 12;
     shape.bias = true;
-    shape.options.feature_map.kind = kind;
+    shape.options.feature_map = kind;
     AttentionInputs inputs = make_inputs(shape);
     inputs.parameters.q.bias.sub_(200.0);
     inputs.parameters.k.bias.sub_(200.0);
@@ -378,7 +378,7 @@ TEST_P(CudaDecode, LetsAMapWithoutParametersLearnItsQueryHeads) {
   shape.H = 4;
   shape.G = 2;
   shape.f = 0;
-  shape.options.feature_map = {.kind = FeatureMapKind::kEluPlusOne, .negation = false};
+  shape.options.set_map({.feature_map = FeatureMapKind::kEluPlusOne, .negation = false});
   expect_continuation(shape, make_inputs(shape), 17, 24);
 }
 
@@ -424,7 +424,7 @@ TEST_P(CudaDecode, SaysInOneSentenceWhatItDoesNotTake) {
   shape.D = 32;
   EXPECT_THAT(reason(shape), ::testing::HasSubstr("no CUDA decode kernel for head_dim 32"));
   shape = short_window(WindowLayout::kTerraced, 20);
-  shape.options.feature_map = {.kind = FeatureMapKind::kPositiveRandom, .negation = false};
+  shape.options.set_map({.feature_map = FeatureMapKind::kPositiveRandom, .negation = false});
   EXPECT_THAT(reason(shape), ::testing::HasSubstr("no positive random"));
 }
 

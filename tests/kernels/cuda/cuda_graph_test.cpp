@@ -64,7 +64,7 @@ TEST(CudaGraph, ReplaysADecodeStepAtEveryPosition) {
   for (const WindowLayout layout : kWindowLayouts) {
     for (const at::ScalarType dtype : {at::kBFloat16, at::kFloat}) {  // fused; in ATen operations
       AttentionCase shape{.B = 3, .H = 4, .G = 2, .T = 40, .D = 64, .f = 32, .dtype = dtype};
-      shape.options.layout = layout;
+      shape.options.window = layout;
       shape.options.window_size = 8;
       expect_replay(shape);
       // As a recipe has it: sinks, and a key map a kv head.

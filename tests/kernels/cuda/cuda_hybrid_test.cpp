@@ -68,8 +68,8 @@ TEST_P(CudaHybrid, StaysWithinTwiceThePlainErrorForEveryMap) {
         AttentionCase shape = small(f == 0 ? WindowLayout::kSliding : WindowLayout::kTerraced, 150);
         shape.f = f;
         shape.bias = f != 0;
-        shape.options.feature_map = {
-            .kind = row.value, .negation = negation, .temperature = row.temperature ? 1.5 : 1.0};
+        shape.options.set_map({
+            .feature_map = row.value, .negation = negation, .temperature = row.temperature ? 1.5 : 1.0});
         expect_hybrid(shape);
       }
     }
@@ -104,7 +104,7 @@ TEST_P(CudaHybrid, HoldsWithDeadFeatures) {
   AttentionCase shape = small(WindowLayout::kTerraced, 200);
   shape.f = 64;
   shape.bias = true;
-  shape.options.feature_map = {.kind = FeatureMapKind::kT2R, .negation = false};
+  shape.options.set_map({.feature_map = FeatureMapKind::kT2R, .negation = false});
   AttentionInputs inputs = make_bfloat16_inputs(shape);
   inputs.parameters.q.bias[0].fill_(-100.0);  // no feature of head 0 fires
   inputs.parameters.k.bias[1].narrow(0, 0, 6).fill_(-100.0);
@@ -241,7 +241,7 @@ TEST_P(CudaHybrid, SaysInOneSentenceWhatItDoesNotTake) {
   shape.f = 24;
   EXPECT_THAT(reason(shape), ::testing::HasSubstr("maps of 24 columns with negation"));
   shape = small(WindowLayout::kTerraced, 80);
-  shape.options.feature_map = {.kind = FeatureMapKind::kPositiveRandom, .negation = false};
+  shape.options.set_map({.feature_map = FeatureMapKind::kPositiveRandom, .negation = false});
   EXPECT_THAT(reason(shape), ::testing::HasSubstr("no positive random"));
 }
 

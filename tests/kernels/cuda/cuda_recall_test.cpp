@@ -14,7 +14,7 @@ constexpr WindowLayout kWindows[] = {WindowLayout::kTerraced, WindowLayout::kSli
 
 AttentionCase recall_case(WindowLayout layout, std::int64_t T) {
   AttentionCase shape{.B = 3, .H = 4, .G = 2, .T = T, .D = 64, .f = 8, .dtype = at::kBFloat16};
-  shape.options.layout = layout;
+  shape.options.window = layout;
   shape.options.window_size = 8;
   shape.options.recall_cache = 5;
   return shape;
@@ -147,7 +147,7 @@ TEST_P(CudaRecall, HoldsForHeadDimsColumnsGroupsAndWindows) {
       shape.options.window_size = sizes.window;
       shape.options.recall_cache = sizes.recall;
       shape.options.num_sinks = 3;
-      shape.options.feature_map.negation = sizes.negation;
+      shape.options.negation = sizes.negation;
       expect_steps(shape, {4 * sizes.window - 1}, 4);
     }
   }

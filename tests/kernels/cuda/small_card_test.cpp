@@ -19,7 +19,7 @@ constexpr std::size_t kSmallCard = 101376;  // what CUDA says of 8.6 and 8.9
 // head_dim 128, F = 128.
 AttentionCase llama(WindowLayout layout, std::int64_t T) {
   AttentionCase shape{.B = 1, .H = 2, .G = 1, .T = T, .D = 128, .f = 64, .dtype = at::kBFloat16};
-  shape.options.layout = layout;
+  shape.options.window = layout;
   return shape;
 }
 
@@ -39,7 +39,7 @@ std::vector<AttentionCase> cases_of(AttentionCase shape) {
                                 Variant{WindowLayout::kSliding, 20, 3, 201, false},
                                 Variant{WindowLayout::kSliding, 128, 100, 330, true},
                                 Variant{WindowLayout::kNone, 64, 0, 150, true}}) {
-    shape.options.layout = variant.layout;
+    shape.options.window = variant.layout;
     shape.options.window_size = variant.window;
     shape.options.num_sinks = variant.sinks;
     shape.T = variant.T;
@@ -163,7 +163,7 @@ TEST(SmallCards, GiveTheBytesOfLargeCardsForTheWindowAlone) {
       return cuda::hybrid_backend()->window(
           x.q.detach(), x.k.detach(), x.v.detach(), shape.options);
     };
-    if (shape.options.layout != WindowLayout::kNone) {
+    if (shape.options.window != WindowLayout::kNone) {
       const at::Tensor large = window();
       const SharedBytesLimit limit(kSmallCard);
       EXPECT_TRUE(at::equal(large, window())) << shape.name();
@@ -181,7 +181,7 @@ TEST(SmallCards, GiveTheBytesOfLargeCardsForOtherColumnsOfMaps) {
     AttentionCase base = llama(WindowLayout::kTerraced, 0);
     base.D = sizes.D;
     base.f = sizes.f;
-    base.options.feature_map.negation = sizes.negation;
+    base.options.negation = sizes.negation;
     const std::vector<AttentionCase> cases = cases_of(base);
     for (const std::size_t i : {std::size_t{1}, std::size_t{4}}) {
       expect_same_bytes(cases[i], hybrid(cases[i].options));

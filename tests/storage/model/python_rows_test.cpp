@@ -5,10 +5,11 @@
 
 #include <cstdlib>
 #include <fstream>
+#include <iomanip>
 #include <sstream>
 #include <string>
 
-#include "kernels/options/feature_maps.hpp"
+#include "kernels/options/attention_options.hpp"
 #include "storage/model/architecture.hpp"
 
 namespace hedgerow::storage {
@@ -60,6 +61,63 @@ std::string feature_map_rows() {
     }
     text += "),\n";
   }
+  return text + "}\n";
+}
+
+constexpr const char* kOptionsHead =
+    R"("""Every option of the hybrid, as kernels/options/attention_options.hpp has it and says what it means.
+
+Written from there by tests/storage/model/python_rows_test.cpp (HEDGEROW_WRITE=1): not edited by hand.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class OptionRow(NamedTuple):
+    default: Any
+    least: float | None = None  # of a number
+    most: float | None = None
+    above_least: bool = False  # the least itself is not allowed
+    of_window: bool = False  # 0 without a window
+    within_window: bool = False  # at most window_size
+    later: bool = False  # exports and operators of earlier builds lack it and mean the default
+
+
+WINDOWS = ()";
+
+std::string option_rows() {
+  std::string text = kOptionsHead;
+  for (const auto& window : kernels::kWindowLayouts)
+    text += (&window == &kernels::kWindowLayouts.front() ? "\"" : ", \"") +
+            std::string(window.word) + "\"";
+  text += ")\n\nOPTIONS = {\n";
+  const auto number = [](double value) {
+    std::ostringstream out;
+    out << std::setprecision(12) << value;
+    return out.str();
+  };
+  const kernels::HybridOptions defaults;
+  kernels::visit_options(
+      defaults, [&](const char* key, const auto& value, const kernels::OptionRules& rules) {
+        using Value = std::decay_t<decltype(value)>;
+        std::string row;
+        if constexpr (std::is_enum_v<Value>) {
+          row = "\"" + std::string(to_string(value)) + "\"";
+        } else if constexpr (std::is_same_v<Value, bool>) {
+          row = python(value);
+        } else {
+          row = number(static_cast<double>(value)) + (std::is_integral_v<Value> ? "" : ".0");
+        }
+        if (rules.max > rules.min)
+          row += ", least=" + number(rules.min) + ", most=" + number(rules.max);
+        if (rules.above_min) row += ", above_least=True";
+        if (!rules.without_window.empty()) row += ", of_window=True";
+        if (rules.within_window) row += ", within_window=True";
+        if (rules.later) row += ", later=True";
+        text += "    \"" + std::string(key) + "\": OptionRow(" + row + "),\n";
+      });
   return text + "}\n";
 }
 
@@ -145,6 +203,10 @@ void expect_file(const std::string& name, const std::string& expected) {
 
 TEST(PythonRows, OfFeatureMapsAreThoseOfTheKernels) {
   expect_file("feature_map_rows_hedgerow.py", feature_map_rows());
+}
+
+TEST(PythonRows, OfOptionsAreThoseOfTheKernels) {
+  expect_file("option_rows_hedgerow.py", option_rows());
 }
 
 TEST(PythonRows, OfFamiliesAreThoseOfTheModelReader) {

@@ -15,7 +15,6 @@
 #include "tests/support/tiny_model.hpp"
 #include "tests/support/tiny_run.hpp"
 #include "worker/evaluate/evaluate_task.hpp"
-#include "worker/model/attention_options.hpp"
 #include "worker/model/linear_branch.hpp"
 
 namespace hedgerow::tests {
@@ -42,7 +41,7 @@ class Evaluate : public ::testing::Test {
     made.attention.window = storage::WindowLayout::kSliding;
     made.attention.window_size = window_size;
     made.attention.num_sinks = 0;
-    made.options = worker::hybrid_options(made.attention);
+    made.options = made.attention;
     at::manual_seed(5);
     for (int layer = 0; layer < 3; ++layer) {
       kernels::HybridParameters parameters;
@@ -304,10 +303,10 @@ TEST_F(Evaluate, ATextWithoutSequencesIsNamed) {
 TEST_F(Evaluate, AStudentWithItsLinearBranchOffIsItsControl) {
   const auto teacher = model();
   worker::Student off = student(4);
-  off.options.feature_map.kind = kernels::FeatureMapKind::kRelu;
-  off.options.feature_map.negation = false;
+  off.options.feature_map = kernels::FeatureMapKind::kRelu;
+  off.options.negation = false;
   for (const auto& layer : off.layers)
-    ASSERT_TRUE(worker::switch_off_linear_branch(*layer, off.options.feature_map));
+    ASSERT_TRUE(worker::switch_off_linear_branch(*layer, off.options));
   worker::EvaluateOptions options;
   options.student = &off;
   const auto evaluation = worker::evaluate(teacher, tokens_, {0, 1}, options);

@@ -238,7 +238,7 @@ TEST(Finetune, LayersWhoseLinearBranchIsOffKeepTheirMapsAndFactors) {
     for (kernels::FeatureMapWeights* map : {&parameters->q, &parameters->k})
       map->bias = at::zeros({map->layer.size(0), map->layer.size(2)});
   }
-  ASSERT_TRUE(switch_off_linear_branch(*tiny.student.layers[1], tiny.student.options.feature_map));
+  ASSERT_TRUE(switch_off_linear_branch(*tiny.student.layers[1], tiny.student.options));
   const auto tokens = make_tiny_tokens(40, 3, 21, tiny.config.vocab_size);
   FinetuneTrainer trainer(
       tiny.config,

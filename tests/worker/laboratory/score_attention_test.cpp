@@ -333,9 +333,9 @@ TEST(ScoreAttention, LinearAttentionEqualsTheKernels) {
     AttentionParameters ours;
     kernels::HybridParameters theirs;
     kernels::HybridOptions options;
-    options.layout = kernels::WindowLayout::kNone;
-    options.feature_map.kind = pair.theirs;
-    options.feature_map.negation = spec.negation = false;
+    options.window = kernels::WindowLayout::kNone;
+    options.feature_map = pair.theirs;
+    options.negation = spec.negation = false;
     if (pair.is_projected) {
       ours.weight = at::randn({H, kWidth, kWidth}) / 4;
       ours.bias = at::randn({H, kWidth}) / 4;
@@ -367,9 +367,9 @@ TEST(ScoreAttention, RandomFeaturesAndSoftmaxEqualTheKernels) {
   kernels::HybridParameters theirs;
   theirs.q.layer = theirs.k.layer = ours.omega.expand({H, kWidth, kFeatures}).contiguous();
   kernels::HybridOptions options;
-  options.layout = kernels::WindowLayout::kNone;
-  options.feature_map.kind = kernels::FeatureMapKind::kPositiveRandom;
-  options.feature_map.negation = false;
+  options.window = kernels::WindowLayout::kNone;
+  options.feature_map = kernels::FeatureMapKind::kPositiveRandom;
+  options.negation = false;
   const auto expect = [](const at::Tensor& found, const at::Tensor& expected, const char* what) {
     EXPECT_LE((found - expected).abs().max().item<double>(), 2e-4) << what;
   };

@@ -7,7 +7,6 @@
 
 #include "storage/recipe/recipe.hpp"
 #include "tests/kernels/emulation/emulated_device.hpp"
-#include "worker/model/attention_options.hpp"
 #include "worker/model/attention_path.hpp"
 
 namespace hedgerow::worker {
@@ -39,7 +38,7 @@ void expect_fused(const storage::AttentionSpec& spec,
                                  AttentionUse::kGenerate}) {
     AttentionPath path = attention_path(use, config, at::kCPU, at::kBFloat16);
     path.parameters = &parameters;
-    path.options = hybrid_options(spec);
+    path.options = spec;
     path.xent_factor = xent_factor;
     // With a recall cache a whole sequence's choices are ATen operations; a step's are fused.
     const bool infers = use == AttentionUse::kEvaluate || use == AttentionUse::kGenerate;
@@ -108,7 +107,7 @@ TEST(FusedRecipes, AHeadDimWithoutKernelsIsNamed) {
   AttentionPath path =
       attention_path(AttentionUse::kTransfer, heads_of(8, 8, 96), at::kCPU, at::kBFloat16);
   path.parameters = &parameters;
-  path.options = hybrid_options(spec);
+  path.options = spec;
   EXPECT_NE(why_not_fused(path).find("not 96"), std::string::npos) << why_not_fused(path);
 }
 

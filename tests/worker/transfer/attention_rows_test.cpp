@@ -34,7 +34,7 @@ Case make_case(std::int64_t T, WindowLayout layout, std::int64_t num_sinks, bool
   made.k = at::randn({kKvHeads, T, kHeadDim});
   made.parameters.q = {at::randn({kHeads, kHeadDim, 4}), at::randn({kHeads, 4})};
   made.parameters.k = {at::randn({key_heads, kHeadDim, 4}), at::randn({key_heads, 4})};
-  made.options.layout = layout;
+  made.options.window = layout;
   made.options.window_size = 8;
   made.options.num_sinks = num_sinks;
   if (layout != WindowLayout::kNone) made.parameters.window_factors = at::randn({kHeads});

@@ -8,7 +8,6 @@
 #include "kernels/window_attention.hpp"
 #include "storage/base/error.hpp"
 #include "storage/history/columns.hpp"
-#include "worker/model/attention_options.hpp"
 #include "worker/model/block_runner.hpp"
 #include "worker/model/linear_branch.hpp"
 #include "worker/model/tensor_bytes.hpp"
@@ -76,14 +75,14 @@ class Trainer : public ::testing::Test {
       parameters.k.bias = tensor(tensors, prefix + "feature_map_k.mlp.bias");
     }
     parameters.window_factors = tensor(tensors, prefix + "window_factors").flatten();
-    kernels::HybridOptions options = hybrid_options(recipe_.attention);
+    kernels::HybridOptions options = recipe_.attention;
     options.fp32_output = true;
     return kernels::hybrid_attention(qkv_.q, qkv_.k, qkv_.v, parameters, options);
   }
 
   // What its control gives.
   at::Tensor window_output() const {
-    kernels::HybridOptions options = hybrid_options(recipe_.attention);
+    kernels::HybridOptions options = recipe_.attention;
     options.fp32_output = true;
     return kernels::window_attention(qkv_.q, qkv_.k, qkv_.v, options);
   }
@@ -500,14 +499,14 @@ TEST_F(Trainer, EveryMapThatCanBeSwitchedOffGivesTheControl) {
     if (!row.is_activation()) continue;
     for (const bool negation : {false, true}) {
       if (negation && !row.negation) continue;
-      kernels::HybridOptions options = hybrid_options(recipe_.attention);
-      options.feature_map = {.kind = row.value, .negation = negation};
+      kernels::HybridOptions options = recipe_.attention;
+      options.set_map({.feature_map = row.value, .negation = negation});
       options.fp32_output = true;
       kernels::HybridParameters parameters{.q = {at::randn({4, 8, 4}), at::randn({4, 4})},
                                            .k = {at::randn({4, 8, 4}), at::randn({4, 4})},
                                            .window_factors = at::randn({4})};
       EXPECT_FALSE(is_linear_branch_off(parameters));
-      ASSERT_TRUE(switch_off_linear_branch(parameters, options.feature_map));
+      ASSERT_TRUE(switch_off_linear_branch(parameters, options));
       EXPECT_TRUE(is_linear_branch_off(parameters));
       const at::Tensor y = kernels::hybrid_attention(qkv_.q, qkv_.k, qkv_.v, parameters, options);
       EXPECT_LT((y - control).abs().max().item<double>(), 1e-5) << row.word;
@@ -523,7 +522,7 @@ TEST_F(Trainer, MapsThatCannotBeSwitchedOffStayAsTheyAre) {
       if (bias) map->bias = at::ones({4, std::max<std::int64_t>(columns, 1)});
     }
     parameters.window_factors = at::zeros({4});
-    const bool done = switch_off_linear_branch(parameters, {.kind = kind});
+    const bool done = switch_off_linear_branch(parameters, {.feature_map = kind});
     return !done && !parameters.window_factors.any().item<bool>();
   };
   using Kind = storage::FeatureMapKind;
