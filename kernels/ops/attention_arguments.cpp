@@ -70,7 +70,7 @@ std::string attention_schema() {
 }  // namespace
 
 void define(torch::Library& library, const std::string& own, const std::string& results) {
-  library.def(torch::schema(own + attention_schema() + ") -> " + results),
+  library.def(torch::schema((own + attention_schema() + ") -> " + results).c_str()),
               {at::Tag::pt2_compliant_tag});
 }
 

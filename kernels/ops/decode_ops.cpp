@@ -98,7 +98,7 @@ State prefill_shape(const AttentionArguments& a,
   const HybridOptions& options = a.options;
   check_known_prefill(a, k, v, lengths, num_heads);
   const c10::SymInt B = k.sym_size(0), U = heads_of(a, k, num_heads), D = k.sym_size(3);
-  const c10::SymInt F = num_features(a.layer_k, options.feature_map, D);
+  const c10::SymInt F = num_features(a.layer_k, options, D);
   const auto raw = [&](std::int64_t tokens) {
     return empty_of(k, {B, k.sym_size(1), tokens, D}, k.scalar_type());
   };

@@ -121,7 +121,7 @@ struct OptionRules {
 // written from it (tests/storage/model/python_rows_test.cpp).
 template <typename Options, typename Visitor>
 constexpr void visit_options(Options& options, const Visitor& visitor) {
-  visitor("feature_map", options, OptionRules{});  // its comment is feature_map_words()
+  visitor("feature_map", options.feature_map, OptionRules{});  // its comment is feature_map_words()
   visitor("negation", options.negation, OptionRules{"also map -xW (the hedgehog maps)"});
   visitor(
       "temperature",

@@ -435,6 +435,7 @@ inline constexpr std::string_view kRunHashLine = "# XXH3-128 of the lines below:
 // Values as TOML writes them.
 [[nodiscard]] std::string toml_text(bool value);
 [[nodiscard]] std::string toml_text(int value);
+[[nodiscard]] std::string toml_text(std::int64_t value);
 [[nodiscard]] std::string toml_text(std::uint64_t value);
 [[nodiscard]] std::string toml_text(
     double value);  // shortest digits that read back as the same double

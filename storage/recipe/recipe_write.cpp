@@ -138,6 +138,7 @@ std::string toml_text(AddBos value) {
   return value == AddBos::kAuto ? "\"auto\"" : toml_text(value == AddBos::kYes);
 }
 std::string toml_text(int value) { return std::to_string(value); }
+std::string toml_text(std::int64_t value) { return std::to_string(value); }
 std::string toml_text(std::uint64_t value) { return std::to_string(value); }
 
 std::string toml_text(double value) {

@@ -215,6 +215,10 @@ void TomlReader::read(const toml::node& node, const std::string& name, int& valu
     return problems_.add(name, "= " + std::to_string(wide) + " is too large");
   value = static_cast<int>(wide);
 }
+void TomlReader::read(const toml::node& node, const std::string& name, std::int64_t& value) {
+  if (!node.is_integer()) return wrong_type(node, name, "an integer");
+  value = **node.as_integer();
+}
 void TomlReader::read(const toml::node& node, const std::string& name, std::uint64_t& value) {
   if (!node.is_integer()) return wrong_type(node, name, "an integer");
   const std::int64_t wide = **node.as_integer();

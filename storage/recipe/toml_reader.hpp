@@ -93,6 +93,7 @@ class TomlReader {
   void read(const toml::node& node, const std::string& name, SoftmaxLayers& value);
   void read(const toml::node& node, const std::string& name, double& value);
   void read(const toml::node& node, const std::string& name, int& value);
+  void read(const toml::node& node, const std::string& name, std::int64_t& value);
   void read(const toml::node& node, const std::string& name, std::uint64_t& value);
   void read(const toml::node& node, const std::string& name, std::string& value);
   // Words of an enum, by its word_to() above.

@@ -15,9 +15,8 @@ namespace hedgerow::kernels::testing {
 std::string AttentionCase::name() const {
   return "B " + std::to_string(B) + " H " + std::to_string(H) + " G " + std::to_string(G) + " T " +
          std::to_string(T) + " D " + std::to_string(D) + " f " + std::to_string(f) + " dtype " +
-         c10::toString(dtype) + " kind " +
-         std::to_string(static_cast<int>(options.feature_map)) + " negation " +
-         std::to_string(options.negation) + " layout " +
+         c10::toString(dtype) + " kind " + std::to_string(static_cast<int>(options.feature_map)) +
+         " negation " + std::to_string(options.negation) + " layout " +
          std::to_string(static_cast<int>(options.window)) + " w " +
          std::to_string(options.window_size) + " sinks " + std::to_string(options.num_sinks) +
          " linear_cap " + std::to_string(options.linear_cap) + " shares_key_maps " +

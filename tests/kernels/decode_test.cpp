@@ -90,7 +90,7 @@ TEST(DecodeErrors, NameTheArgumentAndBothValues) {
       ::testing::ThrowsMessage<c10::Error>(
           ::testing::HasSubstr("k must be float32 or bfloat16, found Double")));
   HybridOptions sliding = shape.options;
-  sliding.layout = WindowLayout::kSliding;
+  sliding.window = WindowLayout::kSliding;
   EXPECT_THAT(
       [&] { step(inputs, sliding); },
       ::testing::ThrowsMessage<c10::Error>(::testing::HasSubstr(

@@ -40,8 +40,9 @@ TEST_P(DeviceHybrid, EqualsTheReferenceForEveryMap) {
     for (const bool negation : {false, true}) {
       for (const std::int64_t f : {0, 8}) {
         AttentionCase shape{.B = 1, .H = 2, .G = 1, .T = 70, .f = f, .bias = negation};
-        shape.options.set_map({
-            .feature_map = row.value, .negation = negation, .temperature = row.temperature ? 1.5 : 1.0});
+        shape.options.set_map({.feature_map = row.value,
+                               .negation = negation,
+                               .temperature = row.temperature ? 1.5 : 1.0});
         shape.options.window_size = 16;
         shape.options.window = negation ? WindowLayout::kSliding : WindowLayout::kTerraced;
         expect_hybrid(shape, make_inputs(shape));

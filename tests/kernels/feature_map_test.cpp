@@ -79,7 +79,8 @@ TEST(FeatureMap, HedgehogSoftmaxHalvesSumToOne) {
 TEST(FeatureMap, FollowsItsFormulaAndClamp) {
   const at::Tensor x = at::tensor({-100.0F, -1.0F, 0.0F, 2.0F}).reshape({1, 1, 1, 4});
   const auto map = [&](FeatureMapKind kind, bool negation) {
-    return apply_feature_map(x, {}, {.feature_map = kind, .negation = negation}, 1, FeatureMapRole::kKey)
+    return apply_feature_map(
+               x, {}, {.feature_map = kind, .negation = negation}, 1, FeatureMapRole::kKey)
         .flatten()
         .to(at::kDouble);
   };

@@ -140,10 +140,8 @@ at::Tensor with_detached_maximum(const AttentionInputs& x, const AttentionCase& 
                        at::exp(s - s.amax(-1, true).detach());
   const at::Tensor l =
       at::matmul(
-          apply_feature_map(
-              x.q, x.parameters.q, shape.options, shape.H, FeatureMapRole::kQuery),
-          apply_feature_map(
-              x.k, x.parameters.k, shape.options, shape.H, FeatureMapRole::kKey)
+          apply_feature_map(x.q, x.parameters.q, shape.options, shape.H, FeatureMapRole::kQuery),
+          apply_feature_map(x.k, x.parameters.k, shape.options, shape.H, FeatureMapRole::kKey)
               .transpose(-1, -2))
           .masked_fill(before.logical_not(), 0.0);
   return at::matmul(p + l, values) / (p + l).sum(-1, true);

@@ -70,10 +70,10 @@ TEST(HybridAttention, ReadsEveryKeyOnceThroughItsOwnBranch) {
     const at::Tensor g =
         at::sigmoid(inputs.parameters.window_factors.defined() ? inputs.parameters.window_factors
                                                                : at::zeros({1}));
-    const at::Tensor phi_q = apply_feature_map(
-        inputs.q, inputs.parameters.q, shape.options, 1, FeatureMapRole::kQuery);
-    const at::Tensor phi_k = apply_feature_map(
-        inputs.k, inputs.parameters.k, shape.options, 1, FeatureMapRole::kKey);
+    const at::Tensor phi_q =
+        apply_feature_map(inputs.q, inputs.parameters.q, shape.options, 1, FeatureMapRole::kQuery);
+    const at::Tensor phi_k =
+        apply_feature_map(inputs.k, inputs.parameters.k, shape.options, 1, FeatureMapRole::kKey);
     const at::Tensor l = at::matmul(phi_q, phi_k.transpose(-1, -2))[0][0];
     const at::Tensor y = attend(inputs, shape.options)[0][0];
     for (std::int64_t i = 0; i < T; ++i) {

@@ -43,8 +43,7 @@ TEST(LinearCap, ScalesTheWeightsOfAQuerysLinearKeysByCapOverTheirNumber) {
     const AttentionInputs x = make_inputs(shape).as(at::kDouble, at::kDouble);
     HybridOptions without = shape.options;
     without.linear_cap = 0;
-    const HybridWeights weights =
-        hybrid_weights_reference(x.q, x.k, {}, x.parameters, without);
+    const HybridWeights weights = hybrid_weights_reference(x.q, x.k, {}, x.parameters, without);
     const at::Tensor keys = weights.linear.ne(0).sum(-1, true);
     const at::Tensor share = (shape.options.linear_cap / keys.to(at::kDouble)).clamp_max(1.0);
     const at::Tensor all = weights.window + weights.linear * share;
@@ -72,8 +71,7 @@ TEST(LinearCap, HybridOfTheAtenBackendEqualsTheReferenceInValueAndEveryGradient)
         shape,
         differentiate(
             [&](const AttentionInputs& x) {
-              return hybrid_attention(
-                  x.q, x.k, x.v, x.parameters, shape.options, Backend::kAten);
+              return hybrid_attention(x.q, x.k, x.v, x.parameters, shape.options, Backend::kAten);
             },
             inputs.as(shape.dtype, at::kFloat)),
         testing::plain_hybrid_outcome(shape, inputs),
@@ -139,12 +137,14 @@ TEST(LinearCap, IsRefusedBelowZeroAndWithoutAWindow) {
   shape.options.linear_cap = -1;
   EXPECT_THAT(attend,
               ::testing::ThrowsMessage<c10::Error>(
-                  ::testing::HasSubstr("linear_cap must be 0 (none) or more, found -1")));
+                  ::testing::HasSubstr("attention.linear_cap = -1: expected 0 to 1048576")));
   shape.options.linear_cap = 9;
   shape.options.window = WindowLayout::kNone;
   EXPECT_THAT(attend,
               ::testing::ThrowsMessage<c10::Error>(
-                  ::testing::HasSubstr("linear_cap must be 0 without a window, found 9")));
+                  ::testing::HasSubstr(
+                  "attention.linear_cap = 9: the cap weighs the linear branch against a window, "
+                  "and attention.window is none; use 0")));
 }
 
 }  // namespace

@@ -115,8 +115,7 @@ Naive naive_attention(const AttentionCase& shape, const AttentionInputs& given) 
   const std::int64_t group = shape.H / shape.G, U = shape.shares_key_maps ? shape.G : shape.H;
   const at::Tensor phi_q =
       apply_feature_map(x.q, x.parameters.q, options, shape.H, FeatureMapRole::kQuery);
-  const at::Tensor phi_k =
-      apply_feature_map(x.k, x.parameters.k, options, U, FeatureMapRole::kKey);
+  const at::Tensor phi_k = apply_feature_map(x.k, x.parameters.k, options, U, FeatureMapRole::kKey);
   const bool sliding = options.window == WindowLayout::kSliding;
   Naive naive{at::zeros_like(x.q), {}};
   for (std::int64_t b = 0; b < shape.B; ++b) {
@@ -336,17 +335,16 @@ TEST_F(RecallCache, WithoutAWindowOrWithMoreKeysThanItHoldsIsRefused) {
   const auto attend = [&] {
     hybrid_attention(inputs.q, inputs.k, inputs.v, inputs.parameters, shape.options);
   };
-  for (const std::int64_t keys : {std::int64_t{-1}, kChunk + 1}) {
+  const auto refused = [&](std::int64_t keys, const char* why) {
     shape.options.recall_cache = keys;
-    EXPECT_THAT(attend,
-                ::testing::ThrowsMessage<c10::Error>(::testing::HasSubstr(
-                    "recall_cache must lie in 0..window_size = 8, found " + std::to_string(keys))));
-  }
-  shape.options.recall_cache = 1;
+    EXPECT_THAT(attend, ::testing::ThrowsMessage<c10::Error>(::testing::HasSubstr(why)));
+  };
+  refused(-1, "attention.recall_cache = -1: expected 0 to 65536");
+  refused(9, "attention.recall_cache = 9: more than attention.window_size = 8; use at most that");
   shape.options.window = WindowLayout::kNone;
-  EXPECT_THAT(attend,
-              ::testing::ThrowsMessage<c10::Error>(
-                  ::testing::HasSubstr("recall_cache must be 0 without a window, found 1")));
+  refused(1,
+          "attention.recall_cache = 1: the cache holds keys that left a window, and "
+          "attention.window is none; use 0");
 }
 
 TEST_F(RecallCache, AStateThatWasMadeWithoutOneDoesNotGoOnWithOne) {

@@ -186,11 +186,13 @@ TEST(Sinks, MoreOfThemThanTheWindowHoldsOrWithoutAWindowAreRefused) {
   shape.options.num_sinks = 9;
   EXPECT_THAT(attend,
               ::testing::ThrowsMessage<c10::Error>(
-                  ::testing::HasSubstr("num_sinks must lie in 0..window_size = 8, found 9")));
+                  ::testing::HasSubstr("attention.num_sinks = 9: more than attention.window_size = 8; use at most that")));
   shape.options.window = WindowLayout::kNone;
   EXPECT_THAT(attend,
               ::testing::ThrowsMessage<c10::Error>(
-                  ::testing::HasSubstr("num_sinks must be 0 without a window, found 9")));
+                  ::testing::HasSubstr(
+                  "attention.num_sinks = 9: sinks belong to a window, and attention.window is "
+                  "none; use 0")));
 }
 
 }  // namespace

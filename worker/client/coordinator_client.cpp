@@ -45,7 +45,7 @@ struct CoordinatorClient::Impl {
 
   explicit Impl(ClientOptions given)
       : options(std::move(given)),
-        link(options.window, options.endpoint, options.key_pair),
+        link(options.layout, options.endpoint, options.key_pair),
         session({.hello = options.hello,
                  .endpoint = options.endpoint,
                  .orphan_timeout = options.orphan_timeout,
@@ -122,7 +122,7 @@ struct CoordinatorClient::Impl {
 
   void look_for_coordinator() {
     if (link.finds_new_keys()) session.greet_again(now());
-    const auto file = wire::read_coordinator_file(options.window);
+    const auto file = wire::read_coordinator_file(options.layout);
     if (!file || (file->host == wire::this_host() && !wire::is_alive(file->process))) return;
     session.found(file->term, file->endpoint, now());
   }
@@ -185,7 +185,7 @@ CoordinatorClient::CoordinatorClient(ClientOptions options)
 
 CoordinatorClient::~CoordinatorClient() = default;
 
-const storage::RunLayout& CoordinatorClient::layout() const { return impl_->options.window; }
+const storage::RunLayout& CoordinatorClient::layout() const { return impl_->options.layout; }
 
 std::optional<wire::Task> CoordinatorClient::next_task(int held_block) {
   {
@@ -221,7 +221,7 @@ std::optional<wire::Task> CoordinatorClient::join() {
   const auto* grant = answer ? std::get_if<wire::Grant>(&*answer) : nullptr;
   if (grant == nullptr || grant->task.fencing_token != impl_->options.holds) return std::nullopt;
   impl_->begin_task(grant->task);
-  return with_inputs(impl_->options.window, grant->task);
+  return with_inputs(impl_->options.layout, grant->task);
 }
 
 void CoordinatorClient::report(const wire::Progress& progress) {

@@ -116,8 +116,8 @@ class LayerProbe {
     sums.add("softmax", "look_back", own.look_back);
     for (const SimpleMap& map : simple_maps()) {
       kernels::HybridOptions linear;
-      linear.layout = kernels::WindowLayout::kNone;
-      linear.feature_map = map.options;
+      linear.window = kernels::WindowLayout::kNone;
+      linear.set_map(map.options);
       const at::Tensor weights = student_rows(q, k, {}, linear, rows).linear;
       const std::string group = std::string("maps/") + map.name;
       sums.add(group, "entropy", weight_figures(weights, rows).entropy);

@@ -157,7 +157,8 @@ void set_study(storage::Recipe& recipe, int num_layers) {
   using storage::Variant;
   add("half-the-features", [](Variant& v) {
     v.attention.feature_dim /= 2;
-    v.attention.recall_cache = std::min(v.attention.recall_cache, v.attention.feature_dim / 2);
+    v.attention.recall_cache =
+        std::min<std::int64_t>(v.attention.recall_cache, v.attention.feature_dim / 2);
   });
   add("no-recall-cache", [](Variant& v) { v.attention.recall_cache = 0; });
   add("no-sinks", [](Variant& v) { v.attention.num_sinks = 0; });

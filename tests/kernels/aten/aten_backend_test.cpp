@@ -73,8 +73,7 @@ TEST(AtenBackend, OfABatchInPartsGiveWhatTheyGiveAtOnce) {
     expect_close(parts.y, whole.y, "y");
     expect_close(parts.denominator, whole.denominator, "denominator");
     expect_close(parts.linear_mass, whole.linear_mass, "linear mass");
-    expect_gradients(aten::hybrid_backward_aten(problem, parts, x.dy, all, {}, elements),
-                     gradients);
+    expect_gradients(aten::hybrid_backward_aten(problem, parts, x.dy, all, elements), gradients);
     const ParameterLoss in_parts = aten::cross_entropy_aten(problem, true, elements);
     expect_close(in_parts.loss, loss.loss, "loss");
     expect_gradients(in_parts.gradients, loss.gradients);

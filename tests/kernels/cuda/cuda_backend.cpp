@@ -146,8 +146,8 @@ void CudaBackend::expect_maps(ProgramsOf programs_of) const {
     AttentionCase shape = small(WindowLayout::kTerraced, 150);
     shape.f = 64;
     shape.bias = true;
-    shape.options.set_map({
-        .feature_map = row.value, .negation = false, .temperature = row.temperature ? 1.5 : 1.0});
+    shape.options.set_map(
+        {.feature_map = row.value, .negation = false, .temperature = row.temperature ? 1.5 : 1.0});
     expect_programs(shape, programs_of(shape));
   }
 }

@@ -144,8 +144,9 @@ TEST_P(CudaDecode, StaysWithinTwiceThePlainErrorForEveryMap) {
             short_window(f == 0 ? WindowLayout::kSliding : WindowLayout::kTerraced, 30);
         shape.f = f;
         shape.bias = f != 0;
-        shape.options.set_map({
-            .feature_map = row.value, .negation = negation, .temperature = row.temperature ? 1.5 : 1.0});
+        shape.options.set_map({.feature_map = row.value,
+                               .negation = negation,
+                               .temperature = row.temperature ? 1.5 : 1.0});
         expect_continuation(shape, make_inputs(shape), 22, 27);
       }
     }

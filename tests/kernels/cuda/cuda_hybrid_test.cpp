@@ -68,8 +68,9 @@ TEST_P(CudaHybrid, StaysWithinTwiceThePlainErrorForEveryMap) {
         AttentionCase shape = small(f == 0 ? WindowLayout::kSliding : WindowLayout::kTerraced, 150);
         shape.f = f;
         shape.bias = f != 0;
-        shape.options.set_map({
-            .feature_map = row.value, .negation = negation, .temperature = row.temperature ? 1.5 : 1.0});
+        shape.options.set_map({.feature_map = row.value,
+                               .negation = negation,
+                               .temperature = row.temperature ? 1.5 : 1.0});
         expect_hybrid(shape);
       }
     }
@@ -79,8 +80,8 @@ TEST_P(CudaHybrid, StaysWithinTwiceThePlainErrorForEveryMap) {
 // A tile is 64 tokens whatever the window is.
 TEST_P(CudaHybrid, StaysWithinTwiceThePlainErrorForAnyWindow) {
   expect_windows(programs, 260, {5, 96, 128});
-  // A window of one key and, where it slides, of two: of one the plain program's gradient of the only score
-  // is 0 by construction, and ours a difference of rounded sums.
+  // A window of one key and, where it slides, of two: of one the plain program's gradient of the
+  // only score is 0 by construction, and ours a difference of rounded sums.
   for (const WindowLayout layout : {WindowLayout::kTerraced, WindowLayout::kSliding}) {
     AttentionCase shape = small(layout, 260);
     shape.options.window_size = layout == WindowLayout::kTerraced ? 1 : 2;

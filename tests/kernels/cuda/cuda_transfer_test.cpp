@@ -33,25 +33,25 @@ Programs transfer_programs(const AttentionCase& shape) {
   const auto square = [](const at::Tensor& y, const at::Tensor& y_true, at::ScalarType dtype) {
     return (y.to(dtype) - y_true.detach().to(dtype)).square().mean();
   };
-  return {.ours =
-              [options](const AttentionInputs& x) {
-                return attention_transfer(x.q, x.k, x.v, x.parameters, options, Backend::kCuda)
-                    .loss;
-              },
-          .plain =
-              [options, square](AttentionInputs x) {
-                x.q = x.q.detach(), x.k = x.k.detach(), x.v = x.v.detach();
-                return square(plain_bfloat16_hybrid(x, options),
-                              softmax_attention_reference(x.q, x.k, x.v),
-                              at::kFloat);
-              },
-          .exact =
-              [options, square](AttentionInputs x) {
-                x.q = x.q.detach(), x.k = x.k.detach(), x.v = x.v.detach();
-                return square(hybrid_attention_reference(x.q, x.k, x.v, x.parameters, options),
-                              softmax_attention_reference(x.q, x.k, x.v),
-                              at::kDouble);
-              }};
+  return {
+      .ours =
+          [options](const AttentionInputs& x) {
+            return attention_transfer(x.q, x.k, x.v, x.parameters, options, Backend::kCuda).loss;
+          },
+      .plain =
+          [options, square](AttentionInputs x) {
+            x.q = x.q.detach(), x.k = x.k.detach(), x.v = x.v.detach();
+            return square(plain_bfloat16_hybrid(x, options),
+                          softmax_attention_reference(x.q, x.k, x.v),
+                          at::kFloat);
+          },
+      .exact =
+          [options, square](AttentionInputs x) {
+            x.q = x.q.detach(), x.k = x.k.detach(), x.v = x.v.detach();
+            return square(hybrid_attention_reference(x.q, x.k, x.v, x.parameters, options),
+                          softmax_attention_reference(x.q, x.k, x.v),
+                          at::kDouble);
+          }};
 }
 
 TEST_P(CudaTransfer, TeacherStaysWithinTwiceThePlainErrorAtAnyLengthAndGroup) {
@@ -127,8 +127,7 @@ TEST_P(CudaTransfer, GivesTheTeachersBytesOfEachSequenceAlone) {
       const AttentionInputs x =
           make_bfloat16_inputs(shape).as(at::kBFloat16, at::kFloat, GetParam());
       const at::Tensor y =
-          attention_transfer(x.q, x.k, x.v, x.parameters, shape.options, Backend::kCuda)
-              .y_true;
+          attention_transfer(x.q, x.k, x.v, x.parameters, shape.options, Backend::kCuda).y_true;
       for (std::int64_t b = 0; b < shape.B; ++b) {
         const auto row = [b](const at::Tensor& value) { return value.narrow(0, b, 1); };
         EXPECT_TRUE(

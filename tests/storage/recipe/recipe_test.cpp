@@ -45,19 +45,18 @@ TEST(Recipe, WrittenAndReadAgainIsTheSameInEveryField) {
                           .max_sequences = 99,
                           .add_bos = AddBos::kYes,
                           .eos_token_id = 2};
-  // (Nothing but 2 is an order that a student can have.)
-  recipe.attention = {.feature_map = FeatureMapKind::kPositiveRandom,
-                      .negation = false,
-                      .feature_dim = 48,
-                      .bias = false,
-                      .start = FeatureMapStart::kGaussian,
-                      .key_maps = KeyMaps::kQueryHead,
-                      .window = WindowLayout::kSliding,
-                      .window_size = 17,
-                      .num_sinks = 3,
-                      .window_factor = 0.1 + 0.2,
-                      .train_window_factor = false,
-                      .train_feature_map = false};
+  recipe.attention.feature_map = FeatureMapKind::kPositiveRandom;
+  recipe.attention.negation = false;
+  recipe.attention.feature_dim = 48;
+  recipe.attention.bias = false;
+  recipe.attention.start = FeatureMapStart::kGaussian;
+  recipe.attention.key_maps = KeyMaps::kQueryHead;
+  recipe.attention.window = WindowLayout::kSliding;
+  recipe.attention.window_size = 17;
+  recipe.attention.num_sinks = 3;
+  recipe.attention.window_factor = 0.1 + 0.2;
+  recipe.attention.train_window_factor = false;
+  recipe.attention.train_feature_map = false;
   recipe.plan = {.layers_per_block = 7,
                  .sequences_per_forward = 2,
                  .shard_mib = 8,
@@ -442,17 +441,16 @@ TEST(Recipe, ACacheThatIsLeftOutHasHalfOfTheFeaturesAsFarAsTheWindowGoes) {
 
 TEST(Recipe, VariantsAreWrittenAsWhatTheyHaveOtherwiseAndReadAgain) {
   Recipe recipe = minimal();
-  recipe.variants = {{.name = "same", .attention = recipe.attention, .transfer = recipe.transfer},
-                     {.name = "wide_2",
-                      .seeds = 3,
-                      .attention = recipe.attention,
-                      .transfer = recipe.transfer}};
+  recipe.variants = {
+      {.name = "same", .attention = recipe.attention, .transfer = recipe.transfer},
+      {.name = "wide_2", .seeds = 3, .attention = recipe.attention, .transfer = recipe.transfer}};
   recipe.variants[1].attention.feature_dim = 128;
   recipe.variants[1].transfer.schedule = "cosine";
   const std::string text = recipe.to_toml();
-  EXPECT_THAT(text,
-              HasSubstr("[[variants]]\nname = \"same\"\n\n[[variants]]\nname = \"wide_2\"\n"
-                        "seeds = 3\nattention.feature_dim = 128\ntransfer.schedule = \"cosine\"\n"));
+  EXPECT_THAT(
+      text,
+      HasSubstr("[[variants]]\nname = \"same\"\n\n[[variants]]\nname = \"wide_2\"\n"
+                "seeds = 3\nattention.feature_dim = 128\ntransfer.schedule = \"cosine\"\n"));
   EXPECT_EQ(Recipe::parse(text, "r"), recipe);
   EXPECT_EQ(recipe.num_students(), 5);
   EXPECT_EQ(recipe.of(recipe.variants[1], 2).seed, recipe.seed + 2);
