@@ -1,5 +1,5 @@
-"""What a measurement of tests/bench/kernels must compute and move at the least, and what it needs to fit in memory, by the formulas of
-kernels/README.md, "What the bench counts". GB/s and TFLOP/s of the bench are these over the measured time."""
+"""What a measurement of tests/bench/kernels must compute and move at the least, and what it needs to fit in memory, by the
+formulas of kernels/README.md, "What the bench counts". GB/s and TFLOP/s of the bench are these over the measured time."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class Variant:
 
     def named(self) -> dict[str, object]:
         """As a line has it."""
-        return {"layout": self.layout, "map": self.map, "features": self.F, "window": self.W, "sinks": self.S, "key_maps": self.key_maps,
-                "dtype": self.dtype}
+        return {"layout": self.layout, "map": self.map, "features": self.F, "window": self.W, "sinks": self.S,
+                "key_maps": self.key_maps, "dtype": self.dtype}
 
 
 def window_pairs(variant: Variant, tokens: int) -> int:

@@ -1,11 +1,13 @@
 """tests/bench/kernels and generate at sizes that take a moment.
 
-Catches: a formula that is not the README's, a combination that the operators refuse or autograd cannot take, a backend of softmax by
-name that is another one, a misfit that ends the sweep, rows that plot_kernels cannot draw, an interrupt that loses the rows before it.
+Catches: a formula that is not the README's, a combination that the operators refuse or autograd cannot take, a backend of
+softmax by name that is another one, a misfit that ends the sweep, rows that plot_kernels cannot draw, an interrupt that loses
+the rows before it, a run whose older attempt is measured.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib.machinery
 import importlib.util
@@ -57,8 +59,8 @@ def swept(*words: str) -> list[dict]:
 
 
 def variant(layout: str, **values: object) -> object:
-    return kernel_costs.Variant(**{"layout": layout, "map": "hedgehog_softmax", "F": 6, "f": 3, "W": 4, "S": 0, "key_maps": "query_head",
-                              "dtype": "bf16", **values})
+    return kernel_costs.Variant(**{"layout": layout, "map": "hedgehog_softmax", "F": 6, "f": 3, "W": 4, "S": 0,
+                                   "key_maps": "query_head", "dtype": "bf16", **values})
 
 
 class Costs(unittest.TestCase):
@@ -106,7 +108,7 @@ class Softmax(unittest.TestCase):
         self.assertEqual(list(left_out), ["math, bf16", "math, fp32"])
         self.assertIn("its T x T weights", left_out["math, bf16"])
         q, narrow = torch.randn(1, 2, 20, 16), torch.randn(1, 2, 20, 8)
-        with kernels.sdpa_kernel(opponents.backends["flash"]), self.assertRaises(RuntimeError):
+        with kernels.sdpa_kernel(opponents.backends["flash"]), self.assertWarns(UserWarning), self.assertRaises(RuntimeError):
             kernels.scaled_dot_product_attention(q, q, narrow)
 
 
@@ -169,14 +171,28 @@ class Kernels(unittest.TestCase):
 
 
 class Generate(unittest.TestCase):
+    def test_of_a_run_the_newest_attempt_of_the_last_stage_is_measured(self) -> None:
+        generate = load("generate")
+        with tempfile.TemporaryDirectory() as directory:
+            run = Path(directory)
+            for folder in ("model", "student/t9", "student/t10", "adapter/t3"):
+                (run / folder).mkdir(parents=True)
+            (run / "run.toml").write_text(f'[model]\npath = "{run}/model"\n[plan]\ncompute_dtype = "fp32"\n')
+            for subject, more in ((None, ["--student", f"{run}/student/t10", "--adapter", f"{run}/adapter/t3"]),
+                                  ("transfer", ["--student", f"{run}/student/t10"])):
+                options = argparse.Namespace(run=run, subject=subject, model=None, student=None, lora=None, device="cpu", alone=False)
+                teacher = ["--model", f"{run}/model", "--compute-dtype", "fp32", "--device", "cpu"]
+                self.assertEqual(generate.subjects_of(options), (f"{run}/model", [{"name": "student", "arguments": teacher + more},
+                                                                                  {"name": "teacher", "arguments": teacher}]))
+
     def test_teacher_and_transformers_are_measured_in_one_call(self) -> None:
         support.require("transformers")
         from transformers import LlamaConfig, LlamaForCausalLM
         with tempfile.TemporaryDirectory() as directory:
             LlamaForCausalLM(LlamaConfig(**{**support.TINY, "vocab_size": 1500})).save_pretrained(directory)
             worker = Path(os.environ.get("HEDGEROW_BIN", support.REPOSITORY / "build" / "cpu" / "bin")) / "hedgerow-worker"
-            ended = subprocess.run([sys.executable, str(HERE / "generate"), "--model", directory, "--worker", str(worker), "--batch", "2",
-                                    "--prompt", "8", "--new", "6", "--device", "cpu", "--threads", "1", "--json"],
+            ended = subprocess.run([sys.executable, str(HERE / "generate"), "--model", directory, "--worker", str(worker), "--batch",
+                                    "2", "--prompt", "8", "--new", "6", "--device", "cpu", "--threads", "1", "--json"],
                                    capture_output=True, text=True, timeout=100)
             self.assertEqual(ended.returncode, 0, ended.stderr)
             rows = {row["name"]: row for row in map(json.loads, ended.stdout.splitlines())}
