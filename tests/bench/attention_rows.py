@@ -7,10 +7,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
+from pathlib import Path
 from typing import Any, Iterator
 
-from bench_common import Context, Row, against
+from bench_common import Context, Row, against, require_packages
 
+KERNELS = Path(__file__).resolve().parent / "kernels"
 LAYOUTS = ("terraced", "sliding")
 CHUNKED_GOAL, CHUNKED_LENGTHS = "<= 0.5", (512, 1024, 2048, 8192, 32768)
 QUADRATIC_GOALS = {1024: 1 / 15, 8192: 1 / 100}
@@ -25,17 +28,17 @@ FORM_WORK = {"maps": "a transfer's forward and backward", "all": "forward and ba
              "decode": "64 decode steps"}
 
 
-def _lines(context: Context, program: str, *arguments: str) -> Iterator[dict[str, Any]]:
+def _lines(*command: str | Path) -> Iterator[dict[str, Any]]:
     environment = {**os.environ, "OMP_NUM_THREADS": str(os.cpu_count())}
-    done = subprocess.run([context.program(program), *arguments], capture_output=True, text=True, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
-        raise RuntimeError(f"{program} exits {done.returncode}: {done.stderr.strip()[-300:]}")
+        raise RuntimeError(f"{' '.join(map(str, command[:2]))} exits {done.returncode}: {done.stderr.strip()[-300:]}")
     return (json.loads(line) for line in done.stdout.splitlines() if line)
 
 
 def _kernels(context: Context, lengths: tuple[int, ...], opponent: str, repeats: int) -> Iterator[dict[str, Any]]:
-    yield from _lines(context, "kernels_bench", "--entries", "hybrid_forward_backward", "--gradients", "all", "--opponents", opponent,
-                      "--repeats", str(repeats), "--lengths", *map(str, lengths))
+    yield from _lines(context.program("kernels_bench"), "--entries", "hybrid_forward_backward", "--gradients", "all", "--opponents",
+                      opponent, "--repeats", str(repeats), "--lengths", *map(str, lengths))
 
 
 def attention(context: Context) -> Iterator[Row]:
@@ -54,7 +57,7 @@ def attention(context: Context) -> Iterator[Row]:
 
 def forms(context: Context) -> Iterator[Row]:
     """Sinks, and key maps of kv heads, beside the form without, in turns."""
-    lines = list(_lines(context, "kernels_bench", "--entries", "forms", "--repeats", str(context.repeats), "--lengths",
+    lines = list(_lines(context.program("kernels_bench"), "--entries", "forms", "--repeats", str(context.repeats), "--lengths",
                         *map(str, FORM_LENGTHS)))
     for line in lines:
         what, shape = line["gradients"], f"{line['layout']}, T = {line['T']:,}"
@@ -68,8 +71,10 @@ def forms(context: Context) -> Iterator[Row]:
 
 
 def _softmax(context: Context) -> Iterator[Row]:
-    lines = _lines(context, "hedgerow", "bench", "kernels", "--json", "--device", "cpu", "--direction", "training", "--heads", "9:3",
-                   "--head-dim", "64", "--features", "64", "--window", "64", "--layout", ",".join(LAYOUTS), "--dtype", "bf16",
+    require_packages("torch")
+    lines = _lines(sys.executable, KERNELS, "--library", context.program("libhedgerow_ops.so"), "--json", "--device", "cpu",
+                   "--direction", "training", "--heads", "9:3", "--head-dim", "64", "--features", "64", "--window", "64",
+                   "--layout", ",".join(LAYOUTS), "--dtype", "bf16",
                    "--batch-tokens", str(min(SOFTMAX_GOALS)), "--lengths", ",".join(map(str, SOFTMAX_GOALS)),
                    "--repeats", str(context.repeats))
     for line in lines:

@@ -8,7 +8,7 @@
 // T x T opponent takes one head at a time, or its maps would not fit. The entry "forms" sets our
 // own forms beside one another: 4 sinks beside none, a key map a kv head beside one a query head,
 // of a transfer's forward and backward, of one with all gradients and of decode steps; and their
-// states' bytes. Against softmax's own fast backends, over many sizes: `hedgerow bench kernels`.
+// states' bytes. Against softmax's own fast backends, over many sizes: `tests/bench/kernels`.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
@@ -23,19 +23,18 @@
 #include <vector>
 
 #include "coordinator/machine/memory.hpp"
-#include "kernels/decode.hpp"
 #include "kernels/softmax_attention.hpp"
 #include "kernels/transfer_loss.hpp"
+#include "tests/bench/attention_problem.hpp"
 #include "worker/bench/alternate.hpp"
-#include "worker/bench/attention_problem.hpp"
 #include "worker/device/large_blocks.hpp"
 
 namespace {
 
 using namespace hedgerow;
 using namespace hedgerow::kernels;
-using worker::bench::AttentionSize;
-using worker::bench::Contender;
+using tests::AttentionInputs;
+using tests::AttentionSize;
 
 constexpr std::int64_t kHeads = 9, kKvHeads = 3, kHeadDim = 64;
 constexpr std::int64_t kLongLength = 4096;
@@ -51,7 +50,7 @@ struct Options {
   std::string gradients = "maps";
   std::int64_t tokens = 2048;  // sequences = tokens / T, at least 1
   int repeats = 9;
-  measure::BenchDtype dtype = measure::BenchDtype::kBfloat16;
+  at::ScalarType dtype = at::kBFloat16;
 
   // Options of the maps alone, for what has no other gradients or none at all.
   [[nodiscard]] Options of_maps() const {
@@ -97,17 +96,15 @@ Problem make_problem(std::int64_t T,
                            .T = T,
                            .D = kHeadDim};
   const storage::AttentionSpec spec = spec_of(layout, form);
-  worker::bench::CastInputs drawn(
-      worker::bench::draw_inputs(size, measure::BenchDirection::kTraining, at::kCPU));
-  const auto& inputs = drawn.in(options.dtype);
-  auto hybrid = worker::bench::draw_hybrid(spec, kHeads, kKvHeads, kHeadDim, at::kCPU);
+  const AttentionInputs drawn = tests::draw_inputs(size), inputs = drawn.in(options.dtype);
+  tests::HybridCase hybrid = tests::draw_hybrid(spec, size);
   // The transfer's output and its gradient are fp32; a student inside a model works in one dtype.
   const bool is_transfer = options.gradients == "maps";
   hybrid.options.fp32_output = is_transfer;
   Problem x{inputs.q,
             inputs.k,
             inputs.v,
-            is_transfer ? drawn.in(measure::BenchDtype::kFloat32).dy : inputs.dy,
+            is_transfer ? drawn.dy : inputs.dy,
             hybrid.parameters,
             hybrid.options,
             hybrid.trained()};
@@ -142,7 +139,7 @@ void report(const std::string& name,
             const std::vector<Opponent>& opponents) {
   nlohmann::json line = {{"name", name},
                          {"T", T},
-                         {"dtype", measure::to_string(options.dtype)},
+                         {"dtype", options.dtype == at::kFloat ? "fp32" : "bf16"},
                          {"layout", layout},
                          {"gradients", options.gradients},
                          {"threads", at::get_num_threads()},
@@ -152,17 +149,17 @@ void report(const std::string& name,
                          {"opponent_ms", nullptr},
                          {"ratio", nullptr}};
   if (opponents.empty()) {
-    const std::vector<Contender> alone = {{ours}};
-    line["median_ms"] = worker::bench::alternate(alone, options.repeats, at::kCPU)[0].median_ms;
+    const std::vector<Work> alone = {ours};
+    line["median_ms"] = worker::bench::alternate(alone, options.repeats, at::kCPU)[0];
     std::cout << line << std::endl;
   }
   for (const Opponent& opponent : opponents) {
-    const std::vector<Contender> both = {{ours}, {opponent.work}};
-    const auto timings = worker::bench::alternate(both, options.repeats, at::kCPU);
-    line["median_ms"] = timings[0].median_ms;
+    const std::vector<Work> both = {ours, opponent.work};
+    const auto medians = worker::bench::alternate(both, options.repeats, at::kCPU);
+    line["median_ms"] = medians[0];
     line["opponent"] = opponent.name;
-    line["opponent_ms"] = timings[1].median_ms;
-    line["ratio"] = timings[0].median_ms / timings[1].median_ms;
+    line["opponent_ms"] = medians[1];
+    line["ratio"] = medians[0] / medians[1];
     std::cout << line << std::endl;
   }
 }
@@ -248,17 +245,14 @@ Decoder decoder(std::int64_t T,
                 const Options& options,
                 const Form& form) {
   const AttentionSize size{.B = 1, .H = kHeads, .G = kKvHeads, .T = T, .D = kHeadDim};
-  worker::bench::CastInputs drawn(
-      worker::bench::draw_inputs(size, measure::BenchDirection::kDecode, at::kCPU));
-  const auto hybrid =
-      worker::bench::draw_hybrid(spec_of(layout, form), kHeads, kKvHeads, kHeadDim, at::kCPU);
-  const Work step =
-      worker::bench::hybrid_call(drawn.in(options.dtype), hybrid, measure::BenchDirection::kDecode);
+  const storage::AttentionSpec spec = spec_of(layout, form);
+  const Work step = tests::decode_call(tests::draw_inputs(size).in(options.dtype),
+                                       tests::draw_hybrid(spec, size));
   const std::int64_t states = form.key_maps == storage::KeyMaps::kKvHead ? kKvHeads : kHeads;
   return {[step] {
             for (int i = 0; i < kSteps; ++i) step();
           },
-          static_cast<double>(states * hybrid.map.F * (kHeadDim + 1) * 4)};
+          static_cast<double>(states * spec.feature_dim * (kHeadDim + 1) * 4)};
 }
 
 void bench_forms(std::int64_t T, const std::string& layout, const Options& options) {
@@ -356,9 +350,7 @@ int main(int argc, char** argv) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_flag_callback(
-      "--float32",
-      [&options] { options.dtype = measure::BenchDtype::kFloat32; },
-      "fp32 inputs instead of bf16");
+      "--float32", [&options] { options.dtype = at::kFloat; }, "fp32 inputs instead of bf16");
   CLI11_PARSE(app, argc, argv);
   worker::keep_large_blocks();  // as the worker does
   for (const std::int64_t T : options.lengths) {

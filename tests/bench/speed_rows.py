@@ -14,6 +14,9 @@ from typing import Any, Iterator
 from bench_common import OPPONENTS, Contestant, Context, Row, Skip, against, duel, require_packages
 
 
+GENERATE = Path(__file__).resolve().parent / "generate"
+
+
 def _pair(context: Context, stage: str, opponent: str, sequences: int, seq_len: int, rows: int, *extra: str):
     require_packages("torch", "transformers", "h5py", *(("peft",) if opponent == "lora_step" else ()))
     model = context.model()
@@ -174,10 +177,10 @@ def generate(context: Context) -> Iterator[Row]:
     run = _generation_run(context)
 
     def measured(*words: str) -> list[dict[str, Any]]:
-        done = subprocess.run([context.program("hedgerow"), "bench", "generate", "--run", run, "--device", "cpu", "--json", *words],
-                              capture_output=True, text=True)
+        done = subprocess.run([sys.executable, GENERATE, "--run", run, "--worker", context.program("hedgerow-worker"), "--device",
+                               "cpu", "--json", *words], capture_output=True, text=True)
         if done.returncode:
-            raise RuntimeError(f"hedgerow bench generate {' '.join(words)} exits {done.returncode}: {done.stderr.strip()[-300:]}")
+            raise RuntimeError(f"{GENERATE.name} {' '.join(words)} exits {done.returncode}: {done.stderr.strip()[-300:]}")
         return [row for row in map(json.loads, done.stdout.splitlines()) if row.get("event") == "measured"]
 
     # A second of tokens of one row is soon disturbed: medians of three, side by side.

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "worker/task/stopwatch.hpp"
 
@@ -37,12 +38,10 @@ double milliseconds_on_device(const std::function<void()>& call,
   return total;
 }
 
-int calls_of_a_repeat(const Contender& contender, double warm_up_ms, const at::Device& device) {
-  const int round = std::max(1, contender.calls_a_round);
-  if (!device.is_cpu()) return round;
+int calls_of_a_repeat(double warm_up_ms, const at::Device& device) {
+  if (!device.is_cpu()) return 1;
   const double wanted = std::ceil(kLeastMilliseconds / std::max(warm_up_ms, 1e-6));
-  const int calls = static_cast<int>(std::min<double>(wanted, kMostCalls));
-  return (calls + round - 1) / round * round;
+  return static_cast<int>(std::min<double>(wanted, kMostCalls));
 }
 
 }  // namespace
@@ -60,27 +59,25 @@ double median(std::vector<double> values) {
   return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
-std::vector<Timing> alternate(std::span<const Contender> contenders,
+std::vector<double> alternate(std::span<const std::function<void()>> contenders,
                               int repeats,
                               const at::Device& device) {
-  std::vector<Timing> timings;
   std::vector<int> calls;
-  for (const Contender& contender : contenders) {
-    timings.push_back({.warm_up_ms = milliseconds(contender.call, 1, device)});
+  for (const auto& call : contenders) {
+    double warm_up_ms = milliseconds(call, 1, device);
     // The very first call may be a slow one; the number of calls follows one that was not.
-    const bool is_long = timings.back().warm_up_ms > 10 * kLeastMilliseconds;
-    const double warm =
-        is_long ? timings.back().warm_up_ms : milliseconds(contender.call, 1, device);
-    calls.push_back(calls_of_a_repeat(contender, warm, device));
+    if (warm_up_ms <= 10 * kLeastMilliseconds) warm_up_ms = milliseconds(call, 1, device);
+    calls.push_back(calls_of_a_repeat(warm_up_ms, device));
   }
   std::vector<std::vector<double>> times(contenders.size());
   for (int repeat = 0; repeat < repeats; ++repeat) {
-    for (std::size_t i = 0; i < contenders.size(); ++i) {
-      times[i].push_back(milliseconds(contenders[i].call, calls[i], device) / calls[i]);
-    }
+    for (std::size_t i = 0; i < contenders.size(); ++i)
+      times[i].push_back(milliseconds(contenders[i], calls[i], device) / calls[i]);
   }
-  for (std::size_t i = 0; i < contenders.size(); ++i) timings[i].median_ms = median(times[i]);
-  return timings;
+  std::vector<double> medians;
+  for (std::vector<double>& of_contender : times)
+    medians.push_back(median(std::move(of_contender)));
+  return medians;
 }
 
 }  // namespace hedgerow::worker::bench

@@ -12,18 +12,9 @@
 
 namespace hedgerow::worker::bench {
 
-struct Contender {
-  std::function<void()> call;
-  int calls_a_round = 1;  // calls come in multiples of it: a decode step's cost goes round by it
-};
-
-struct Timing {
-  double warm_up_ms = 0;  // of the call before the measured ones
-  double median_ms = 0;   // of one call, over the repeats
-};
-
-// One call of each before the first repeat. Exceptions of a call pass through.
-[[nodiscard]] std::vector<Timing> alternate(std::span<const Contender> contenders,
+// Medians over the repeats, in milliseconds of one call; one or two calls of each contender before
+// the first repeat. Exceptions of a call pass through.
+[[nodiscard]] std::vector<double> alternate(std::span<const std::function<void()>> contenders,
                                             int repeats,
                                             const at::Device& device);
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 
 #include "storage/base/error.hpp"
 #include "storage/recipe/recipe.hpp"
@@ -68,8 +69,8 @@ LayerWeights random_layer(const storage::ModelConfig& config, const at::TensorOp
 }  // namespace
 
 measure::LayerSeconds time_layer(const measure::LayerProbe& probe,
-                               const at::Device& device,
-                               at::ScalarType compute_dtype) {
+                                 const at::Device& device,
+                                 at::ScalarType compute_dtype) {
   const storage::ModelConfig config = config_of(probe);
   const at::TensorOptions options = at::TensorOptions(compute_dtype).device(device);
   LayerWeights layer = random_layer(config, options);
@@ -95,19 +96,17 @@ measure::LayerSeconds time_layer(const measure::LayerProbe& probe,
     runner.run(hidden_states, rope, attend, {.attend_batched = true});
     trainer.step();
   };
-  const std::array<Contender, 3> contenders{{{products}, {capture}, {transfer}}};
+  const std::array<std::function<void()>, 3> contenders{products, capture, transfer};
   double once = 0.0;
   for (int warm_up = 0; warm_up < 2; ++warm_up) {
     once = 0.0;
-    for (const Contender& contender : contenders) once += milliseconds(contender.call, 1, device);
+    for (const auto& call : contenders) once += milliseconds(call, 1, device);
     if (once * kLeastRepeats > kBudgetMilliseconds) break;
   }
   const double repeats = std::clamp(kBudgetMilliseconds / once, kLeastRepeats, kMostRepeats);
-  const std::vector<Timing> timings = alternate(contenders, static_cast<int>(repeats), device);
+  const std::vector<double> medians = alternate(contenders, static_cast<int>(repeats), device);
   constexpr double kSecond = 1e3;  // in milliseconds
-  return {timings[0].median_ms / kSecond,
-          timings[1].median_ms / kSecond,
-          timings[2].median_ms / kSecond};
+  return {medians[0] / kSecond, medians[1] / kSecond, medians[2] / kSecond};
 }
 
 }  // namespace hedgerow::worker::bench

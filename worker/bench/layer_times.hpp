@@ -11,7 +11,7 @@ namespace hedgerow::worker::bench {
 // Some ten seconds, or as long as four forwards of each take. Throws kExhausted, and kUsage for
 // heads that are no multiple of the kv heads or an attention that does not fit the head dimension.
 [[nodiscard]] measure::LayerSeconds time_layer(const measure::LayerProbe& probe,
-                                             const at::Device& device,
-                                             at::ScalarType compute_dtype);
+                                               const at::Device& device,
+                                               at::ScalarType compute_dtype);
 
 }  // namespace hedgerow::worker::bench

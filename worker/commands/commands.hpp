@@ -22,7 +22,6 @@ void register_finetune(CLI::App& app, Action& action);
 void register_answer(CLI::App& app, Action& action);
 void register_generate(CLI::App& app, Action& action);
 void register_merge(CLI::App& app, Action& action);
-void register_bench_kernels(CLI::App& app, Action& action);
 void register_lab(CLI::App& app, Action& action);
 void register_probe_attention(CLI::App& app, Action& action);
 void register_probe(CLI::App& app, Action& action);

@@ -38,7 +38,6 @@ int run(int argc, char** argv) {
   hedgerow::worker::register_answer(app, action);
   hedgerow::worker::register_generate(app, action);
   hedgerow::worker::register_merge(app, action);
-  hedgerow::worker::register_bench_kernels(app, action);
   hedgerow::worker::register_lab(app, action);
   hedgerow::worker::register_probe_attention(app, action);
   hedgerow::worker::register_probe(app, action);

@@ -200,7 +200,7 @@ class Evaluator {
       if (other.column != stream.column || has_students_weights(stream.column)) continue;
       if (stream.column == Column::kTeacher) return i;
       const Control& own = *subject.shape.control;
-      if (other.window.layout == stream.window.layout &&
+      if (other.window.window == stream.window.window &&
           other.window.window_size == stream.window.window_size &&
           other.window.num_sinks == stream.window.num_sinks &&
           subjects_[other.subject].shape.control->softmax_layers == own.softmax_layers)

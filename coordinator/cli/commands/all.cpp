@@ -30,7 +30,6 @@ std::span<const Command> all_commands() {
       Command{"generate", "let a model go on from a prompt", declare_generate},
       Command{"export", "write a Hugging Face directory, or the adapter alone", declare_export},
       Command{"doctor", "examine this machine and say how to mend it", declare_doctor},
-      Command{"bench", "time the attention kernels against softmax", declare_bench},
       Command{"lab", "run a paper's experiment in a small model", declare_lab},
       Command{"completion", "print the completion script of a shell", declare_completion},
   };

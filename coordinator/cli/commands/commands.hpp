@@ -26,7 +26,6 @@ RunCommand declare_evaluate(CLI::App& app);
 RunCommand declare_generate(CLI::App& app);
 RunCommand declare_export(CLI::App& app);
 RunCommand declare_doctor(CLI::App& app);
-RunCommand declare_bench(CLI::App& app);
 RunCommand declare_completion(CLI::App& app);
 
 }  // namespace hedgerow::coordinator::cli

@@ -151,7 +151,7 @@ TEST(Cli, UsageShowsWhatMayStandWithoutAnOptionsName) {
     return out.substr(begin, out.find('\n', begin) - begin);
   };
   EXPECT_EQ(usage_of("generate"), "Usage: hedgerow generate [OPTIONS] [prompt...]");
-  EXPECT_EQ(usage_of("bench"), "Usage: hedgerow bench [OPTIONS] what");
+  EXPECT_EQ(usage_of("completion"), "Usage: hedgerow completion [OPTIONS] shell");
 }
 
 TEST(Cli, HelpOfACommandIsReachedBothWays) {
