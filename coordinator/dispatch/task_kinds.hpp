@@ -1,6 +1,7 @@
 // What the coordinator does with each kind of task, a row each: the memory that its worker needs,
 // the files that it makes, the task as it goes over the wire. What it waits for is
-// state/task_graph, its word and whether it is pulled or has checkpoints wire/task.
+// state/task_graph; its word, whether it is pulled or has checkpoints and who reads its files is
+// wire/task.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +10,7 @@
 
 #include "coordinator/dispatch/scheduler.hpp"
 #include "coordinator/state/state.hpp"
+#include "storage/check.hpp"
 
 namespace hedgerow::coordinator {
 
@@ -20,6 +22,7 @@ struct TaskKind {
   std::vector<std::string> (*outputs)(const TaskId& id, std::uint64_t token);
   // That may be there besides.
   std::vector<std::string> (*optional_outputs)(std::uint64_t token);
+  storage::FileKind file_kind;  // how its files are checked
   // Range and inputs; the rest of the task is filled in already. Null: never sent.
   void (*fill)(const State& state, const TaskId& id, wire::Task& task);
 };

@@ -149,7 +149,7 @@ bool verify_results(const storage::RunLayout& layout,
                     const RunOptions& options) {
   std::vector<storage::CommittedFile> files;
   for (const auto& [id, task] : state.tasks) {
-    if (id.stage == Stage::kLogits) continue;
+    if (wire::read_by(id.stage)) continue;  // no result
     for (const storage::FileRecord& file : task.files)
       files.push_back({storage::FileKind::kWhole, file});
   }
