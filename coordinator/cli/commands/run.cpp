@@ -410,7 +410,7 @@ ExitCode run_run(const RunCommandOptions& options, Terminal& terminal) {
   run_options.worker_binary = worker_binary(terminal.console());
   run_options.local_workers = options.workers;
   run_options.worker_launcher = options.worker_launcher;
-  run_options.stops_before_finetune = options.stop_before == "finetune";
+  run_options.stops_before_finetune = wire::task_kind_from(options.stop_before) == Stage::kFinetune;
   run_options.web = options.web;
   run_options.says_web_secret = terminal.console().err_is_tty();
   run_options.build = storage::build();
