@@ -9,6 +9,7 @@
 #include "coordinator/machine/gpus.hpp"
 #include "coordinator/net/binding.hpp"
 #include "coordinator/net/router_socket.hpp"
+#include "coordinator/plan/measured_nodes.hpp"
 #include "coordinator/plan/plan_geometry.hpp"
 #include "coordinator/plan/plan_mesh.hpp"
 #include "coordinator/plan/planner.hpp"
@@ -230,7 +231,7 @@ PlanLimits limits_of_run(const RunOptions& options,
                          const storage::Recipe& recipe) {
   PlanLimits limits = limits_of_this_machine(layout.root());
   if (fs::exists(layout.cluster())) {
-    hold_against(storage::Cluster::load(layout.cluster()), limits);
+    hold_against(load_cluster(layout.cluster()), limits);
   } else if (options.worker_launcher.empty()) {
     limits.workers = workers_of_this_machine(
         local_workers, recipe.plan.device == "cuda" || local_gpus(recipe) > 0);
