@@ -7,7 +7,6 @@
 namespace hedgerow::coordinator {
 namespace {
 
-using storage::FileKind;
 using storage::RunLayout;
 using Names = std::vector<std::string>;
 
@@ -123,16 +122,14 @@ Names evaluation(const TaskId& id, std::uint64_t token) {
   return {RunLayout::evaluation(subject, token)};
 }
 
-constexpr FileKind kShard = FileKind::kHiddenShard, kWhole = FileKind::kWhole;
-
 // By Stage.
 constexpr std::array<TaskKind, kNumStages> kKinds = {{
-    {Stage::kCapture, &MemoryNeeds::capture, no_outputs, no_more, kShard, fill_capture},
-    {Stage::kTransfer, &MemoryNeeds::transfer, block_artifact, no_more, kWhole, fill_transfer},
-    {Stage::kAssemble, nullptr, student, no_more, kWhole, nullptr},
-    {Stage::kLogits, &MemoryNeeds::logits, logits_file, no_more, kShard, fill_logits},
-    {Stage::kFinetune, &MemoryNeeds::finetune, adapter, trained_parameters, kWhole, fill_finetune},
-    {Stage::kEvaluate, &MemoryNeeds::evaluate, evaluation, no_more, kWhole, fill_evaluate},
+    {Stage::kCapture, &MemoryNeeds::capture, no_outputs, no_more, fill_capture},
+    {Stage::kTransfer, &MemoryNeeds::transfer, block_artifact, no_more, fill_transfer},
+    {Stage::kAssemble, nullptr, student, no_more, nullptr},
+    {Stage::kLogits, &MemoryNeeds::logits, logits_file, no_more, fill_logits},
+    {Stage::kFinetune, &MemoryNeeds::finetune, adapter, trained_parameters, fill_finetune},
+    {Stage::kEvaluate, &MemoryNeeds::evaluate, evaluation, no_more, fill_evaluate},
 }};
 
 }  // namespace

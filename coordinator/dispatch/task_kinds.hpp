@@ -10,7 +10,6 @@
 
 #include "coordinator/dispatch/scheduler.hpp"
 #include "coordinator/state/state.hpp"
-#include "storage/check.hpp"
 
 namespace hedgerow::coordinator {
 
@@ -22,7 +21,6 @@ struct TaskKind {
   std::vector<std::string> (*outputs)(const TaskId& id, std::uint64_t token);
   // That may be there besides.
   std::vector<std::string> (*optional_outputs)(std::uint64_t token);
-  storage::FileKind file_kind;  // how its files are checked
   // Range and inputs; the rest of the task is filled in already. Null: never sent.
   void (*fill)(const State& state, const TaskId& id, wire::Task& task);
 };

@@ -4,7 +4,6 @@
 #include <map>
 #include <set>
 
-#include "coordinator/dispatch/task_kinds.hpp"
 #include "coordinator/host/run_ownership.hpp"
 #include "coordinator/status/recorded_recipe.hpp"
 #include "coordinator/status/status.hpp"
@@ -36,7 +35,9 @@ std::vector<CommittedFile> committed_files(const State& state) {
   }
   for (const auto& [id, task] : state.tasks) {
     if (task.state == TaskState::kDropped) continue;  // the names stay, the files are gone
-    for (const FileRecord& file : task.files) files.push_back({kind_of(id.stage).file_kind, file});
+    // What is no result but read by a later kind is written as hidden states are.
+    const FileKind kind = wire::read_by(id.stage) ? FileKind::kHiddenShard : FileKind::kWhole;
+    for (const FileRecord& file : task.files) files.push_back({kind, file});
     if (task.checkpoint && task.state != TaskState::kDone)
       files.push_back({FileKind::kWhole, task.checkpoint->file});
   }
