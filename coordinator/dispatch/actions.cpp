@@ -44,23 +44,25 @@ void add_boundary_intents(const State& state,
   }
 }
 
-void add_logits_intents(const State& state,
-                        const KeepBoundaries& keep,
-                        std::vector<Intent>& intents) {
-  const auto count = [&state](TaskState of) { return state.index.count(Stage::kLogits, of); };
-  if (logits_needed(state)) {
-    for (int piece = 0; piece < state.geometry->num_logit_pieces; ++piece) {
-      const TaskId id = TaskId::logits(piece);
-      if (state.task(id).state == TaskState::kDropped)
-        intents.push_back(
-            {.kind = IntentKind::kRecapture, .task = id, .reason = "finetune needs them again"});
+// The logits are the only kind so far whose files are dropped by kind.
+void add_intents_by_kind(const State& state,
+                         const KeepBoundaries& keep,
+                         std::vector<Intent>& intents) {
+  for (const wire::TaskKindRow& row : wire::task_kinds()) {
+    if (!row.read_by) continue;
+    const auto count = [&](TaskState of) { return state.index.count(row.kind, of); };
+    if (is_needed_again(state, row.kind)) {
+      const std::string reason = std::string(to_string(*row.read_by)) + " needs them again";
+      for (const auto& [id, task] : state.tasks) {
+        if (id.stage == row.kind && task.state == TaskState::kDropped)
+          intents.push_back({.kind = IntentKind::kRecapture, .task = id, .reason = reason});
+      }
     }
-  }
-  const bool is_read = state.index.count(Stage::kFinetune, TaskState::kDone) == 0;
-  const int settled = count(TaskState::kDone) + count(TaskState::kDropped);
-  if (!is_read && !keep.keeps_logits() && count(TaskState::kDone) > 0 &&
-      settled == state.geometry->num_logit_pieces) {
-    intents.push_back({.kind = IntentKind::kDropLogits, .task = {}, .reason = {}});
+    const bool was_read = state.index.count(*row.read_by, TaskState::kDone) > 0;
+    const int settled = count(TaskState::kDone) + count(TaskState::kDropped);
+    if (was_read && !keep.keeps_logits() && count(TaskState::kDone) > 0 &&
+        settled == state.index.total(row.kind))
+      intents.push_back({.kind = IntentKind::kDropLogits, .task = {}, .reason = {}});
   }
 }
 
@@ -102,7 +104,7 @@ std::vector<Intent> actions_for(const State& state,
   begin_if_ready(TaskId::assemble(), IntentKind::kAssemble);
   begin_if_ready(TaskId::finetune(), IntentKind::kLaunchFinetune);
   add_boundary_intents(state, keep, intents);
-  add_logits_intents(state, keep, intents);
+  add_intents_by_kind(state, keep, intents);
   if (!intents.empty()) return intents;
   RunPhase phase = phase_of(state);
   if (phase == RunPhase::kRunning && state.grants.empty() && !anything_to_grant(state, keep))

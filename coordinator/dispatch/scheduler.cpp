@@ -78,7 +78,7 @@ std::optional<TaskId> choose_task(const State& state,
     }
     return std::nullopt;
   };
-  for (const wire::TaskKindWord& kind : wire::task_kind_words()) {
+  for (const wire::TaskKindRow& kind : wire::task_kinds()) {
     if (!kind.is_pulled) continue;
     const Stage stage = kind.kind;
     const auto from = [stage](int block) { return TaskId{stage, block, -1, {}}; };

@@ -1,6 +1,7 @@
 // What the coordinator does with each kind of task, a row each: the memory that its worker needs,
 // the files that it makes, the task as it goes over the wire. What it waits for is
-// state/task_graph, its word and whether it is pulled or has checkpoints wire/task.
+// state/task_graph; its word, whether it is pulled or has checkpoints and who reads its files is
+// wire/task.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,7 @@
 #include "coordinator/plan/planner.hpp"
 
 #include <algorithm>
+#include <array>
 
 #include "coordinator/plan/bytes_text.hpp"
 #include "coordinator/plan/plan_costs.hpp"
@@ -119,18 +120,16 @@ void plan_disk(const Recipe& recipe, const Costs& costs, Plan& plan) {
   const std::uint64_t adapter = plan.finetunes ? disk.adapter + disk.finetune_checkpoints : 0;
   plan.final_disk_bytes =
       assembled + boundaries(kept) + adapter + (keep.keeps_logits() ? plan.logits_bytes : 0);
+  const std::uint64_t captured = trained + boundaries(boundaries_at_once(keep, last, blocks));
+  const std::array<std::uint64_t, kNumStages> by_stage = {
+      captured,
+      captured,
+      assembled + boundaries(read_by_logits),
+      assembled + boundaries(read_by_logits) + plan.logits_bytes,
+      assembled + boundaries(kept) + plan.logits_bytes + adapter + disk.third_checkpoint,
+      plan.final_disk_bytes};
   for (StageEstimate& stage : plan.estimates) {
-    if (stage.stage == Stage::kCapture || stage.stage == Stage::kTransfer)
-      stage.disk_bytes = trained + boundaries(boundaries_at_once(keep, last, blocks));
-    else if (stage.stage == Stage::kAssemble)
-      stage.disk_bytes = assembled + boundaries(read_by_logits);
-    else if (stage.stage == Stage::kLogits)
-      stage.disk_bytes = assembled + boundaries(read_by_logits) + plan.logits_bytes;
-    else if (stage.stage == Stage::kFinetune)
-      stage.disk_bytes =
-          assembled + boundaries(kept) + plan.logits_bytes + adapter + disk.third_checkpoint;
-    else
-      stage.disk_bytes = plan.final_disk_bytes;
+    stage.disk_bytes = by_stage.at(static_cast<std::size_t>(stage.stage.value()));
     plan.peak_disk_bytes = std::max(plan.peak_disk_bytes, stage.disk_bytes);
   }
 }

@@ -202,7 +202,7 @@ bool Coordinator::workers_are_wanted() const {
   if (is_stopping() || stage_) return false;
   const StateIndex& index = dispatcher_.state().index;
   int open = 0;
-  for (const wire::TaskKindWord& row : wire::task_kind_words()) {
+  for (const wire::TaskKindRow& row : wire::task_kinds()) {
     if (row.is_pulled)
       open +=
           index.count(row.kind, TaskState::kPending) + index.count(row.kind, TaskState::kGranted);

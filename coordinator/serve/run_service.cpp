@@ -9,6 +9,7 @@
 #include "coordinator/machine/gpus.hpp"
 #include "coordinator/net/binding.hpp"
 #include "coordinator/net/router_socket.hpp"
+#include "coordinator/plan/measured_nodes.hpp"
 #include "coordinator/plan/plan_geometry.hpp"
 #include "coordinator/plan/plan_mesh.hpp"
 #include "coordinator/plan/planner.hpp"
@@ -149,7 +150,7 @@ bool verify_results(const storage::RunLayout& layout,
                     const RunOptions& options) {
   std::vector<storage::CommittedFile> files;
   for (const auto& [id, task] : state.tasks) {
-    if (id.stage == Stage::kLogits) continue;
+    if (wire::read_by(id.stage)) continue;  // no result
     for (const storage::FileRecord& file : task.files)
       files.push_back({storage::FileKind::kWhole, file});
   }
@@ -230,7 +231,7 @@ PlanLimits limits_of_run(const RunOptions& options,
                          const storage::Recipe& recipe) {
   PlanLimits limits = limits_of_this_machine(layout.root());
   if (fs::exists(layout.cluster())) {
-    hold_against(storage::Cluster::load(layout.cluster()), limits);
+    hold_against(load_cluster(layout.cluster()), limits);
   } else if (options.worker_launcher.empty()) {
     limits.workers = workers_of_this_machine(
         local_workers, recipe.plan.device == "cuda" || local_gpus(recipe) > 0);

@@ -360,11 +360,12 @@ class Simulator {
     has_news_ = has_news_ || !is_one_of_many(id) || state_.grants.empty();
   }
 
-  // The intents walk all boundaries, and follow from the last piece of a boundary or of the logits.
+  // The intents walk all boundaries, and follow from the last piece of a boundary or of a
+  // kind that is dropped.
   [[nodiscard]] bool is_one_of_many(const TaskId& id) const {
     if (id.stage == Stage::kCapture) return !boundary_complete(state_, id.block + 1);
-    return id.stage == Stage::kLogits &&
-           state_.index.count(id.stage, TaskState::kDone) < state_.geometry->num_logit_pieces;
+    return wire::read_by(id.stage) &&
+           state_.index.count(id.stage, TaskState::kDone) < state_.index.total(id.stage);
   }
 
   void set_idle(const std::vector<std::size_t>& workers, int held_block) {

@@ -349,16 +349,14 @@ struct Applier {
     TaskRecord* task = find(event.task);
     if (task == nullptr) return impossible("there is no task " + to_string(event.task));
     if (task->state != TaskState::kDropped) return wrong_state(*task, "recaptured");
-    if (task->id.stage == Stage::kLogits) {
+    if (task->id.stage == Stage::kCapture) {
+      const ShardRange range = shards_of_piece(*state.geometry, task->id.piece);
+      for (int shard = range.first; shard < range.first + range.count; ++shard)
+        set_shard(task->id.block + 1, shard, {});
+    } else {
       task->files.clear();
       task->result.clear();
-      task->reason = event.reason;
-      set_state(*task, TaskState::kPending);
-      return std::nullopt;
     }
-    const ShardRange range = shards_of_piece(*state.geometry, task->id.piece);
-    for (int shard = range.first; shard < range.first + range.count; ++shard)
-      set_shard(task->id.block + 1, shard, {});
     task->reason = event.reason;
     set_state(*task, TaskState::kPending);
     return std::nullopt;

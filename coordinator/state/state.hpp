@@ -124,8 +124,8 @@ struct ShardRange {
 [[nodiscard]] bool piece_complete(const State& state, int boundary, int piece);
 // The logits that are computed from this piece of `boundary`; null if none are.
 [[nodiscard]] const TaskRecord* logits_of(const State& state, int boundary, int piece);
-// They were deleted, and finetune is to be done again.
-[[nodiscard]] bool logits_needed(const State& state);
+// Files of tasks of this kind were dropped, and the kind that reads them is to be done again.
+[[nodiscard]] bool is_needed_again(const State& state, Stage kind);
 // Something that is not done yet reads this piece of `boundary`.
 [[nodiscard]] bool piece_needed(const State& state, int boundary, int piece);
 // False: no piece of it is. True says only that the pieces are worth asking for.

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <numeric>
 #include <set>
 #include <string>
 #include <vector>
@@ -41,6 +42,10 @@ struct StateIndex {
 
   [[nodiscard]] int count(Stage stage, TaskState state) const {
     return counts[static_cast<std::size_t>(stage)][static_cast<std::size_t>(state)];
+  }
+  [[nodiscard]] int total(Stage stage) const {
+    const auto& of_stage = counts[static_cast<std::size_t>(stage)];
+    return std::accumulate(of_stage.begin(), of_stage.end(), 0);
   }
 };
 

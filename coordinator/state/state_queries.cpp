@@ -11,6 +11,11 @@ const TaskRecord* find(const State& state, const TaskId& id) {
   return found == state.tasks.end() ? nullptr : &found->second;
 }
 
+int num_open(const State& state, Stage kind) {
+  return state.index.count(kind, TaskState::kPending) +
+         state.index.count(kind, TaskState::kGranted);
+}
+
 // A quarantined reader needs nothing: a retry brings the piece back by Recaptured.
 bool still_reads(const TaskRecord* task) {
   return task != nullptr &&
@@ -41,9 +46,9 @@ const TaskRecord* logits_of(const State& state, int boundary, int piece) {
   return find(state, TaskId::logits(piece));
 }
 
-bool logits_needed(const State& state) {
-  return state.index.count(Stage::kLogits, TaskState::kDropped) > 0 &&
-         still_reads(find(state, TaskId::finetune()));
+bool is_needed_again(const State& state, Stage kind) {
+  const std::optional<Stage> reader = wire::read_by(kind);
+  return reader && state.index.count(kind, TaskState::kDropped) > 0 && num_open(state, *reader) > 0;
 }
 
 bool piece_needed(const State& state, int boundary, int piece) {
@@ -57,12 +62,8 @@ bool piece_needed(const State& state, int boundary, int piece) {
 bool boundary_may_be_needed(const State& state, int boundary) {
   for (std::size_t b = static_cast<std::size_t>(boundary);; ++b) {
     if (still_reads(find(state, TaskId::transfer(static_cast<int>(b))))) return true;
-    if (state.geometry->logits_from_boundary &&
-        static_cast<int>(b) == state.geometry->last_boundary() &&
-        state.index.count(Stage::kLogits, TaskState::kPending) +
-                state.index.count(Stage::kLogits, TaskState::kGranted) >
-            0)
-      return true;
+    const TaskRecord* logits = logits_of(state, static_cast<int>(b), 0);
+    if (logits != nullptr && num_open(state, logits->id.stage) > 0) return true;
     if (b + 1 >= state.index.boundaries.size()) return false;  // nothing is captured from it
     const auto& readers = state.index.boundaries[b + 1].captures;
     if (readers[static_cast<std::size_t>(TaskState::kPending)] > 0 ||
@@ -81,8 +82,8 @@ RunPhase phase_of(const State& state) {
   for (const auto& [id, task] : state.tasks) {
     if (task.state == TaskState::kDone) continue;
     if (task.state == TaskState::kDropped) {
-      if (id.stage == Stage::kLogits) {
-        if (logits_needed(state)) return RunPhase::kRunning;
+      if (id.stage != Stage::kCapture) {
+        if (is_needed_again(state, id.stage)) return RunPhase::kRunning;
         continue;
       }
       if (std::exchange(boundary, id.block + 1) != id.block + 1)

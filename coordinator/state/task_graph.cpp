@@ -1,7 +1,5 @@
 #include "coordinator/state/task_graph.hpp"
 
-#include <numeric>
-
 namespace hedgerow::coordinator {
 namespace {
 
@@ -33,9 +31,8 @@ std::string needs_piece(const State& state, int boundary, int piece) {
 }
 
 std::string needs_transfers(const State& state) {
-  const auto& counts = state.index.counts[static_cast<std::size_t>(Stage::kTransfer)];
-  const int open = std::accumulate(counts.begin(), counts.end(), 0) -
-                   state.index.count(Stage::kTransfer, TaskState::kDone);
+  const int open =
+      state.index.total(Stage::kTransfer) - state.index.count(Stage::kTransfer, TaskState::kDone);
   return open == 0 ? "" : std::to_string(open) + " blocks are not transferred yet";
 }
 

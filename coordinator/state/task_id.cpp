@@ -2,18 +2,12 @@
 
 #include <array>
 #include <cstdio>
-#include <utility>
+#include <string_view>
 
 #include "storage/base/error.hpp"
 
 namespace hedgerow::coordinator {
 namespace {
-
-constexpr std::array<std::pair<Subject, std::string_view>, 3> kSubjects = {{
-    {Subject::kLora, "lora"},
-    {Subject::kTeacher, "teacher"},
-    {Subject::kTransfer, "transfer"},
-}};
 
 std::string numbered(char letter, int width, int number) {
   std::array<char, 24> text{};
@@ -22,30 +16,6 @@ std::string numbered(char letter, int width, int number) {
 }
 
 }  // namespace
-
-std::string_view to_string(Subject subject) {
-  for (const auto& [value, word] : kSubjects) {
-    if (value == subject) return word;
-  }
-  return "";
-}
-
-std::optional<Subject> subject_from_string(std::string_view word) {
-  for (const auto& [value, name] : kSubjects) {
-    if (name == word) return value;
-  }
-  return std::nullopt;
-}
-
-void from_word(std::string_view word, Subject& subject) {
-  const std::optional<Subject> found = subject_from_string(word);
-  if (!found) {
-    throw storage::Error(storage::ErrorKind::kCorrupt,
-                         "journal: a run that evaluates '" + std::string(word.substr(0, 80)) +
-                             "', expected lora, teacher or transfer");
-  }
-  subject = *found;
-}
 
 std::string to_string(const TaskId& id) {
   std::string text(to_string(id.stage));

@@ -3,27 +3,21 @@
 #pragma once
 
 #include <compare>
-#include <optional>
 #include <string>
-#include <string_view>
 
 #include "coordinator/wire/task.hpp"
 
 namespace hedgerow::coordinator {
 
 using Stage = wire::TaskKind;
+using wire::Subject;
+using wire::subject_from_string;
 using wire::to_string;
-
-// What is evaluated; in the order of their names, which is that of tasks.
-enum class Subject { kNone, kLora, kTeacher, kTransfer };
-
-[[nodiscard]] std::string_view to_string(Subject subject);  // "lora", ...; kNone: ""
-[[nodiscard]] std::optional<Subject> subject_from_string(std::string_view word);
 
 // Small: a run may have a hundred thousand tasks, and each is named several times.
 struct TaskId {
   Stage stage = Stage::kCapture;
-  int block = -1;                    // capture, transfer
+  int block = -1;  // capture, transfer
   int piece = -1;  // capture: which range of shards of boundary block + 1; logits; evaluate
   Subject subject = Subject::kNone;  // evaluate
 
@@ -48,8 +42,7 @@ static_assert(sizeof(TaskId) == 16);
 // "evaluate/teacher/p00".
 [[nodiscard]] std::string to_string(const TaskId& id);
 [[nodiscard]] TaskId task_id_from_string(const std::string& text);  // Throws kCorrupt
-// As storage/base/fields.hpp reads what is written as a word; both throw kCorrupt.
+// As storage/base/fields.hpp reads what is written as a word. Throws kCorrupt.
 inline void from_word(const std::string& word, TaskId& id) { id = task_id_from_string(word); }
-void from_word(std::string_view word, Subject& subject);
 
 }  // namespace hedgerow::coordinator

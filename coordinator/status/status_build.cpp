@@ -169,11 +169,11 @@ void fill_spending(RunStatus& status, const RecordedPlan& plan) {
 // How many tasks are where; `fraction` is the number of those done, partial captures included.
 std::array<StageStatus, kNumStages> stages_of(const State& state) {
   std::array<StageStatus, kNumStages> stages;
-  for (const auto& [id, word, is_pulled, has_checkpoints] : wire::task_kind_words()) {
+  for (const wire::TaskKindRow& kind : wire::task_kinds()) {
+    const Stage id = kind.kind;
     StageStatus& stage = stages[static_cast<std::size_t>(id)];
-    const auto& counts = state.index.counts[static_cast<std::size_t>(id)];
     stage.stage = id;
-    stage.total = std::accumulate(counts.begin(), counts.end(), 0);
+    stage.total = state.index.total(id);
     stage.done =
         state.index.count(id, TaskState::kDone) + state.index.count(id, TaskState::kDropped);
     stage.running = state.index.count(id, TaskState::kGranted);
@@ -248,7 +248,8 @@ void fill_status(RunStatus& status,
     --status.tasks_left_out;
   }
   Paces paces;
-  for (const auto& [id, word, is_pulled, has_checkpoints] : wire::task_kind_words()) {
+  for (const wire::TaskKindRow& kind : wire::task_kinds()) {
+    const Stage id = kind.kind;
     StageStatus& stage = stages[static_cast<std::size_t>(id)];
     if (stage.total == 0) continue;
     stage.seconds = times.seconds(id, now);

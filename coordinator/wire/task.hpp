@@ -20,17 +20,31 @@ namespace hedgerow::wire {
 // coordinator's own and is never sent.
 enum class TaskKind { kCapture, kTransfer, kAssemble, kLogits, kFinetune, kEvaluate };
 
-// What everybody knows of a kind; coordinator/dispatch/task_kinds has what the scheduler needs.
-struct TaskKindWord {
+// What both programs know of a kind; coordinator/dispatch/task_kinds has what the scheduler needs.
+struct TaskKindRow {
   TaskKind kind;
   std::string_view word;
   bool is_pulled;        // workers ask for it; the others the coordinator begins itself
   bool has_checkpoints;  // counts steps, and goes on from the last that is committed
+  // The kind that alone reads its files. They are no result of the run: once those tasks are done
+  // the files may be dropped, and they are made again where such a task has to run again. nullopt:
+  // its files stay. A capture's shards, which several kinds read, are dropped by boundary.
+  std::optional<TaskKind> read_by;
+  std::string_view smaller;  // how to ask for less where memory runs out
 };
 // In the order of the enumerators, in which workers are offered them.
-[[nodiscard]] std::span<const TaskKindWord> task_kind_words();
+[[nodiscard]] std::span<const TaskKindRow> task_kinds();
+[[nodiscard]] const TaskKindRow& row_of(TaskKind kind);
 [[nodiscard]] bool is_pulled(TaskKind kind);
 [[nodiscard]] bool has_checkpoints(TaskKind kind);
+[[nodiscard]] std::optional<TaskKind> read_by(TaskKind kind);
+
+// What is evaluated; in the order of their names, which is that of tasks.
+enum class Subject { kNone, kLora, kTeacher, kTransfer };
+[[nodiscard]] std::string_view to_string(Subject subject);  // "lora", ...; kNone: ""
+[[nodiscard]] std::optional<Subject> subject_from_string(std::string_view word);
+// As storage/base/fields.hpp reads what is written as a word. Throws kCorrupt.
+void from_word(std::string_view word, Subject& subject);
 
 struct Task {
   TaskKind kind = TaskKind::kCapture;

@@ -139,14 +139,14 @@ std::string RunLayout::hidden_shard(int boundary, int shard, FencingToken token)
 }
 
 std::string RunLayout::logits(int piece, FencingToken token) {
-  return std::string(kLogits) + "/p" + padded(piece, 5) + "." + token_part(token) + ".h5";
+  return "logits/p" + padded(piece, 5) + "." + token_part(token) + ".h5";
 }
 
 std::vector<std::string> RunLayout::existing_logits() const {
   std::map<std::string, std::pair<FencingToken, std::string>> last;  // by piece
   std::error_code none;
-  for (const auto& entry : fs::directory_iterator(root_ / kLogits, none)) {
-    const std::string name = std::string(kLogits) + "/" + entry.path().filename().string();
+  for (const auto& entry : fs::directory_iterator(root_ / "logits", none)) {
+    const std::string name = "logits/" + entry.path().filename().string();
     const FencingToken token = token_in_name(name);
     if (token == 0 || !name.ends_with(".h5")) continue;
     auto& found = last[name.substr(0, name.find('.'))];

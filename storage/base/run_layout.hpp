@@ -91,8 +91,8 @@ class RunLayout {
                                                 int shard,
                                                 FencingToken token);  // hidden/b0003/s00012.t41.h5
   // What finetune learns from: the teacher's top logits of a range of sequences.
-  static constexpr const char* kLogits = "logits";
   [[nodiscard]] static std::string logits(int piece, FencingToken token);  // logits/p00012.t41.h5
+  [[nodiscard]] static bool is_logits(std::string_view name) { return name.starts_with("logits/"); }
   // The last of each piece that is there, whatever the journal says: for a finetune without it.
   [[nodiscard]] std::vector<std::string> existing_logits() const;
   [[nodiscard]] static std::string block_artifact(

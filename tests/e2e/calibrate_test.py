@@ -42,6 +42,16 @@ class Calibrate(unittest.TestCase):
         self.assertIn("(measured 20", planned.out)
         self.assertNotIn("assumed, not measured", planned.out)
 
+    def test_figures_of_a_file_that_has_its_nodes_go_beside_it_and_the_plan_takes_them(self) -> None:
+        text = '# ours\nnodes = [{ name = "a", memory_gb = 4 }]\n'
+        self.cluster.write_text(text)
+        ended = self.calibrate("--json")
+        self.assertEqual(ended.code, 0, ended)
+        self.assertEqual(json.loads(ended.out)["file"], str(self.cluster.with_suffix(".measured.toml")))
+        self.assertEqual(self.cluster.read_text(), text)
+        planned = self.job.command("plan", "--recipe", self.job.recipe, "--cluster", self.cluster)
+        self.assertIn("(measured 20", planned.out)
+
     def test_what_is_wrong_with_the_command_is_said_at_once_and_the_file_is_as_it_was(self) -> None:
         two = '[[nodes]]\nname = "left"\nmemory_gb = 4\n[[nodes]]\nname = "right"\nmemory_gb = 4\n'
         cases = (
@@ -50,7 +60,6 @@ class Calibrate(unittest.TestCase):
             (two, (), "say which with --node NAME"),
             (two, ("--node", "rigth"), "did you mean 'right'?"),
             ('[[ nodes ]]\nname = "a"\nmemory_gb = 4\n', ("--recipe", "nowhere.toml"), "nowhere.toml"),
-            ('nodes = [{ name = "a", memory_gb = 4 }]\n', (), "put them in by hand"),
             (two, ("--peers", "2"), "--peers"),
         )
         for text, words, expected in cases:

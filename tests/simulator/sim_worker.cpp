@@ -266,7 +266,7 @@ void SimWorker::train_one(Time now) {
     std::uint64_t start =
         is_transfer ? mix(task_.seed, static_cast<std::uint64_t>(task_.block)) : 77;
     for (const storage::FileRecord& input : task_.inputs) {
-      const bool is_logits = input.name.starts_with(RunLayout::kLogits);
+      const bool is_logits = RunLayout::is_logits(input.name);
       const auto value =
           read_input(input, is_transfer ? "shard" : (is_logits ? "logits" : "student"), now);
       if (!value) return;

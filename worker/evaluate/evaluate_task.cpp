@@ -12,6 +12,10 @@
 namespace hedgerow::worker {
 namespace {
 
+wire::Subject subject_of(const wire::Task& task) {
+  return wire::subject_from_string(task.subject).value_or(wire::Subject::kNone);
+}
+
 // The directory of the input file with this base name.
 std::filesystem::path directory_of(const RunContext& run,
                                    const wire::Task& task,
@@ -56,9 +60,9 @@ struct VariantStudent {
 
 // Those that an evaluation has beside the recipe's own, in the recipe's order.
 std::vector<VariantStudent> variant_students(const storage::Recipe& recipe,
-                                             const std::string& subject) {
+                                             const wire::Task& task) {
   std::vector<VariantStudent> students;
-  if (subject != "transfer") return students;
+  if (subject_of(task) != wire::Subject::kTransfer) return students;
   for (const storage::Variant& variant : recipe.variants) {
     for (int seed = 0; seed < variant.seeds; ++seed)
       students.push_back(
@@ -96,13 +100,13 @@ EvaluationPart part_of(RunContext& run,
   std::optional<Student> student;
   std::optional<LoraAdapter> adapter;
   std::vector<Student> others;
-  if (task.subject != "teacher") {
+  if (subject_of(task) != wire::Subject::kTeacher) {
     const std::filesystem::path folder = directory_of(run, task, "hedgerow.json");
     student = load_student(folder, run.model(), at::kCPU);
-    for (const VariantStudent& variant : variant_students(run.recipe(), task.subject))
+    for (const VariantStudent& variant : variant_students(run.recipe(), task))
       others.push_back(load_student(folder / "variants" / variant.name, run.model(), at::kCPU));
   }
-  if (task.subject == "lora")
+  if (subject_of(task) == wire::Subject::kLora)
     adapter = load_adapter(directory_of(run, task, "adapter_config.json"), run.config());
   if (student && adapter) put_in_place(*student, adapter->trained);
   options.student = student ? &*student : nullptr;
@@ -117,18 +121,20 @@ EvaluationPart part_of(RunContext& run,
 
 // The figures of a whole evaluation.
 nlohmann::json figures_json(const RunContext& run,
-                            const std::string& subject,
+                            const wire::Task& task,
                             const EvaluatedTexts& given,
                             const EvaluationPart& part,
                             const storage::Recipe& recipe,
                             bool recalls) {
-  const EvaluationShape shape = shape_of(
-      {.has_student = subject != "teacher", .has_adapter = subject == "lora", .recalls = recalls},
-      control_of(recipe),
-      run.config());
+  const wire::Subject subject = subject_of(task);
+  const EvaluationShape shape = shape_of({.has_student = subject != wire::Subject::kTeacher,
+                                          .has_adapter = subject == wire::Subject::kLora,
+                                          .recalls = recalls},
+                                         control_of(recipe),
+                                         run.config());
   return to_json(
       evaluation_of(shape, text_shapes(given.tokens.seq_len, given.texts), part, run.config()),
-      subject);
+      task.subject);
 }
 
 // What of a variant's figures goes into the task's result, a message: the file has all of them.
@@ -151,11 +157,10 @@ nlohmann::json variants_json(const RunContext& run,
                              const EvaluatedTexts& given,
                              const EvaluationPart& part) {
   nlohmann::json variants = nlohmann::json::array();
-  const std::vector<VariantStudent> students = variant_students(run.recipe(), task.subject);
+  const std::vector<VariantStudent> students = variant_students(run.recipe(), task);
   for (std::size_t i = 0; i < students.size(); ++i) {
     const VariantStudent& student = students[i];
-    nlohmann::json own =
-        figures_json(run, task.subject, given, part.others.at(i), student.recipe, false);
+    nlohmann::json own = figures_json(run, task, given, part.others.at(i), student.recipe, false);
     own.erase("subject");
     own["student"] = student.name;
     own["variant"] = student.variant;
@@ -176,7 +181,7 @@ EvaluationPart read_parts(const RunContext& run,
   }
   EvaluationPart whole = put_together(parts);
   const auto expected = static_cast<std::size_t>(given.num_sequences());
-  const std::size_t variants = variant_students(run.recipe(), task.subject).size();
+  const std::size_t variants = variant_students(run.recipe(), task).size();
   if (whole.others.size() != variants)
     throw storage::Error(storage::ErrorKind::kCorrupt,
                          "the parts of the evaluation of '" + task.subject + "' have " +
@@ -208,8 +213,8 @@ TaskResult evaluate_task(RunContext& run, TaskContext& context, const wire::Task
       puts_together ? read_parts(run, task, given) : part_of(run, context, task, given, num_tokens);
   TaskResult result{.finished = true};
   if (!is_piece) {
-    result.result = figures_json(
-        run, task.subject, given, part, run.recipe(), run.recipe().attention.recall_cache > 0);
+    result.result =
+        figures_json(run, task, given, part, run.recipe(), run.recipe().attention.recall_cache > 0);
     result.result["in_domain"] = run.recipe().validates_in_domain();
   }
   nlohmann::json variants = nlohmann::json::array();

@@ -25,9 +25,8 @@ LogitsReader::LogitsReader(const storage::RunLayout& layout,
                            std::int64_t vocab_size,
                            std::chrono::milliseconds timeout)
     : seq_len_(seq_len), vocab_size_(vocab_size) {
-  const std::string directory = std::string(storage::RunLayout::kLogits) + "/";
   for (const storage::FileRecord& record : records) {
-    if (!record.name.starts_with(directory)) continue;
+    if (!storage::RunLayout::is_logits(record.name)) continue;
     const std::filesystem::path path = layout.resolve(record.name);
     storage::wait_until_visible(path, timeout);
     storage::ShardReader reader = open_file(path, record);

@@ -81,32 +81,20 @@ Failure exhausted(const Work& work, const std::string& text) {
 }  // namespace
 
 Work work_of(const wire::Task& task) {
-  Work work{.name = std::string(wire::to_string(task.kind)), .planned_bytes = task.memory_bytes};
+  const wire::TaskKindRow& kind = wire::row_of(task.kind);
+  Work work{.name = std::string(kind.word),
+            .planned_bytes = task.memory_bytes,
+            .smaller = std::string(kind.smaller)};
   const std::string last = std::to_string(task.first_layer + task.num_layers - 1);
-  switch (task.kind) {
-    case wire::TaskKind::kCapture:
-    case wire::TaskKind::kTransfer:
-      work.name += " of block " + std::to_string(task.block) +
-                   (task.num_layers == 1
-                        ? " (layer " + last + ")"
-                        : " (layers " + std::to_string(task.first_layer) + "-" + last + ")");
-      work.smaller =
-          "begin a run with a smaller plan.sequences_per_forward or "
-          "plan.layers_per_block";
-      break;
-    case wire::TaskKind::kLogits:
-      work.name += " of piece " + std::to_string(task.piece);
-      work.smaller = "begin a run with a smaller plan.layers_per_block, or shorter sequences";
-      break;
-    case wire::TaskKind::kEvaluate:
-      work.name += " of " + task.subject;
-      work.smaller = "begin a run with shorter sequences in data.evaluate";
-      break;
-    case wire::TaskKind::kAssemble:
-      break;
-    case wire::TaskKind::kFinetune:
-      work.smaller = "begin a run with a smaller finetune.sequences_per_micro_batch";
-      break;
+  if (!task.subject.empty()) {
+    work.name += " of " + task.subject;
+  } else if (task.piece >= 0) {
+    work.name += " of piece " + std::to_string(task.piece);
+  } else if (task.block >= 0) {
+    work.name +=
+        " of block " + std::to_string(task.block) +
+        (task.num_layers == 1 ? " (layer " + last + ")"
+                              : " (layers " + std::to_string(task.first_layer) + "-" + last + ")");
   }
   return work;
 }

@@ -13,6 +13,7 @@
 #include "coordinator/cli/run/planning.hpp"
 #include "coordinator/cli/terminal/format.hpp"
 #include "coordinator/cli/terminal/interrupt.hpp"
+#include "coordinator/plan/measured_nodes.hpp"
 #include "coordinator/status/recorded_recipe.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
 #include "storage/base/error.hpp"
@@ -162,34 +163,33 @@ ExitCode run_doctor(const DoctorOptions& options, Terminal& terminal) {
   return report.end();
 }
 
-// A cluster file before its figures are measured, whole, and where they go.
-struct ClusterText {
-  std::string text;
-  std::size_t entry = 0;
-  std::string name;  // of its nodes
+// What figures are measured for, and where they go: beside the cluster file, or into it, as a first
+// entry.
+struct Calibration {
+  fs::path file{};
+  std::string name{};                         // of the nodes
+  std::string text{};                         // of a file that gets its first entry
+  std::vector<storage::NodeKind> measured{};  // before
   bool is_new = false;
 };
 
-// What is wrong with the file or --node is said before anything is measured. An entry that is yet
-// to be made says nothing but its name.
-ClusterText find_entry(const DoctorOptions& options) {
+// What is wrong with the files or --node is said before anything is measured.
+Calibration calibration_of(const DoctorOptions& options) {
   const fs::path path = fs::absolute(options.calibrate);
   require(fs::is_directory(path.parent_path()),
           options.calibrate + ": there is no folder " + path.parent_path().string() +
               "; make it, or name a file elsewhere");
   storage::require_file(path);
-  ClusterText found;
+  Calibration found{.file = options.calibrate};
   if (fs::exists(path)) found.text = storage::read_text(path);
   const auto cluster = storage::Cluster::parse(found.text, options.calibrate);
   found.is_new = cluster.nodes.empty();
-  if (found.is_new) {
-    found.name = options.node.empty() ? wire::this_host() : options.node;
-  } else {
-    found.entry = entry_of(cluster, options.node, has_usable_gpus(), options.calibrate);
-    const storage::NodeKind& node = cluster.nodes[found.entry];
-    static_cast<void>(with_figures(found.text, found.entry, node, options.calibrate));
-    found.name = node.name;
-  }
+  found.name = options.node.empty() ? wire::this_host() : options.node;
+  if (found.is_new) return found;
+  found.name =
+      cluster.nodes[entry_of(cluster, options.node, has_usable_gpus(), options.calibrate)].name;
+  found.file = measured_beside(options.calibrate);
+  if (fs::exists(found.file)) found.measured = storage::Cluster::load(found.file).nodes;
   return found;
 }
 
@@ -224,7 +224,8 @@ void show(const MeasuredMachine& machine, const std::string& file, Terminal& ter
 }
 
 ExitCode run_calibration(const DoctorOptions& options, Terminal& terminal) {
-  ClusterText cluster = find_entry(options);
+  const Calibration calibration = calibration_of(options);
+  const std::string file = calibration.file.string();
   std::optional<storage::Recipe> recipe;
   std::optional<storage::ModelConfig> model;
   if (!options.recipe.empty()) {
@@ -234,16 +235,16 @@ ExitCode run_calibration(const DoctorOptions& options, Terminal& terminal) {
   const InterruptScope interrupts;
   auto machine = measure_machine(recipe, model, options.directory, terminal);
   if (!machine) {
-    terminal.warn("interrupted; " + options.calibrate + " is as it was");
+    terminal.warn("interrupted; " + file + " is as it was");
     return ExitCode::kInterrupted;
   }
   storage::NodeKind& node = machine->node;
-  node.name = cluster.name;
-  if (cluster.is_new) cluster.text = with_new_entry(cluster.text, node);
-  storage::write_atomically(options.calibrate,
-                            with_figures(cluster.text, cluster.entry, node, options.calibrate));
-  show(*machine, options.calibrate, terminal);
-  terminal.print_json({{"file", options.calibrate},
+  node.name = calibration.name;
+  storage::write_atomically(calibration.file,
+                            calibration.is_new ? with_entry(calibration.text, node)
+                                               : measured_text(calibration.measured, node));
+  show(*machine, file, terminal);
+  terminal.print_json({{"file", file},
                        {"node", node.name},
                        {"memory_gb", node.memory_gb},
                        {"gpu_memory_gb", node.gpu_memory_gb},
@@ -281,7 +282,7 @@ RunCommand declare_doctor(CLI::App& app) {
       app.add_option("--calibrate",
                      options->calibrate,
                      "only measure this machine, at --recipe's shapes if given, and write its "
-                     "figures into this cluster file, which is made if absent")
+                     "figures beside this cluster file, or into it if it has no nodes yet")
           ->type_name("FILE")
           ->excludes(peers);
   app.add_option("--node", options->node, "with --calibrate: the [[nodes]] that this machine is of")

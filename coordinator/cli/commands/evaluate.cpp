@@ -99,7 +99,7 @@ ExitCode run_evaluate(EvaluateOptions& options, Terminal& terminal) {
   if (!options.returns.empty())
     return evaluate_returns(command, options.returns, options.model.run, terminal);
   const InterruptScope interrupts;
-  terminal.status("evaluating " + choice.subject + " ...");
+  terminal.status("evaluating " + choice.subject() + " ...");
   nlohmann::json result;
   if (!run_helper(terminal,
                   "evaluating",

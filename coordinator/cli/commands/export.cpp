@@ -40,7 +40,7 @@ ExitCode run_export(ExportOptions& options, Terminal& terminal) {
     terminal.say("      AutoTokenizer.from_pretrained(\"" + options.out + "\")");
   }
   terminal.print_json({{"out", options.out},
-                       {"subject", choice.subject},
+                       {"subject", choice.subject()},
                        {"tensors", summary->num_tensors},
                        {"bytes", summary->num_bytes},
                        {"merged", summary->merged}});

@@ -191,11 +191,11 @@ void warn_beyond_training(const GenerateOptions& options,
                           const ModelChoice& choice,
                           const json& prompts,
                           Terminal& terminal) {
-  if (options.model.run.empty() || choice.subject == "teacher") return;
+  if (options.model.run.empty() || choice.student.empty()) return;
   const storage::Recipe recipe = recipe_of_run(storage::RunLayout(options.model.run));
-  const int trained = std::max(
-      recipe.data_transfer.seq_len,
-      recipe.finetune.enabled && choice.subject == "lora" ? recipe.data_finetune.seq_len : 0);
+  const int trained =
+      std::max(recipe.data_transfer.seq_len,
+               recipe.finetune.enabled && !choice.lora.empty() ? recipe.data_finetune.seq_len : 0);
   std::size_t longest = 0;
   for (const json& ids : prompts) longest = std::max(longest, ids.size());
   longest += static_cast<std::size_t>(options.max_new_tokens);
@@ -242,7 +242,7 @@ ExitCode run_generate(GenerateOptions options, Terminal& terminal) {
   if (is_interrupted()) return ExitCode::kInterrupted;
   const std::vector<json> texts = ask_tokenizer(choice.model, decode, terminal);
   if (is_interrupted()) return ExitCode::kInterrupted;
-  terminal.say(choice.subject + " in " + generated.compute_dtype);
+  terminal.say(choice.subject() + " in " + generated.compute_dtype);
   for (std::size_t row = 0; row < rows.size(); ++row) {
     const std::string text = texts[row].value("text", "");
     if (row > 0) terminal.print("");
@@ -251,7 +251,7 @@ ExitCode run_generate(GenerateOptions options, Terminal& terminal) {
     terminal.print_json({{"prompt", options.prompts[row]},
                          {"text", text},
                          {"ids", rows[row]},
-                         {"subject", choice.subject},
+                         {"subject", choice.subject()},
                          {"compute_dtype", generated.compute_dtype}});
   }
   return ExitCode::kOk;

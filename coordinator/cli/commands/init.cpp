@@ -11,11 +11,11 @@
 #include "coordinator/cli/run/whole_job.hpp"
 #include "coordinator/cli/tasks/returns.hpp"
 #include "coordinator/cli/terminal/interrupt.hpp"
+#include "coordinator/plan/measured_nodes.hpp"
 #include "coordinator/status/recorded_recipe.hpp"
 #include "coordinator/status/status.hpp"
 #include "storage/base/file.hpp"
 #include "storage/model/model_config.hpp"
-#include "storage/recipe/cluster_file.hpp"
 #include "storage/recipe/recipe.hpp"
 
 namespace hedgerow::coordinator::cli {
@@ -212,8 +212,7 @@ std::string set_steps(const std::string& field,
 // Ranks on all GPUs of the cluster, and steps of so many sequences that each pipeline of the mesh
 // that the plan chooses has enough micro-batches. A line that says so.
 std::string fit_last_stage(storage::Recipe& recipe, const std::string& file) {
-  const PlanFor planned{
-      .directory = ".", .cluster = storage::Cluster::load(file), .before_download = true};
+  const PlanFor planned{.directory = ".", .cluster = load_cluster(file), .before_download = true};
   int gpus = 0;
   for (const storage::NodeKind& nodes : planned.cluster->nodes)
     gpus = std::max(gpus, nodes.count * nodes.gpus);

@@ -21,6 +21,7 @@
 #include "coordinator/dispatch/term.hpp"
 #include "coordinator/host/tokenize_stage.hpp"
 #include "coordinator/net/binding.hpp"
+#include "coordinator/plan/measured_nodes.hpp"
 #include "coordinator/serve/run_service.hpp"
 #include "coordinator/status/recorded_recipe.hpp"
 #include "coordinator/web/server.hpp"
@@ -160,8 +161,7 @@ Recipe begin_run(const RunCommandOptions& options,
               "goes on with it");
   remove_tokens_of_others(layout, options.recipe);
   write_recipe(layout, recipe);
-  if (!options.cluster.empty())
-    storage::write_atomically(layout.cluster(), storage::read_text(options.cluster));
+  if (!options.cluster.empty()) copy_cluster(options.cluster, layout.cluster());
   terminal.say("new run in " + options.run +
                (options.student_of.empty() ? "" : ", with the student of " + options.student_of));
   return recipe;
@@ -410,7 +410,7 @@ ExitCode run_run(const RunCommandOptions& options, Terminal& terminal) {
   run_options.worker_binary = worker_binary(terminal.console());
   run_options.local_workers = options.workers;
   run_options.worker_launcher = options.worker_launcher;
-  run_options.stops_before_finetune = options.stop_before == "finetune";
+  run_options.stops_before_finetune = wire::task_kind_from(options.stop_before) == Stage::kFinetune;
   run_options.web = options.web;
   run_options.says_web_secret = terminal.console().err_is_tty();
   run_options.build = storage::build();

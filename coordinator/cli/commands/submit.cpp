@@ -12,6 +12,7 @@
 #include "coordinator/cli/run/tokenizing.hpp"
 #include "coordinator/net/binding.hpp"
 #include "coordinator/net/key_maker.hpp"
+#include "coordinator/plan/measured_nodes.hpp"
 #include "coordinator/status/recorded_recipe.hpp"
 #include "coordinator/status/status.hpp"
 #include "coordinator/wire/run_keys.hpp"
@@ -99,7 +100,7 @@ void prepare_connections(const RunLayout& layout, Recipe& recipe, const SlurmJob
 
 SlurmJob job_of(const SubmitOptions& options, const RunLayout& layout, const Recipe& recipe) {
   SlurmJob job;
-  if (!options.cluster.empty()) job.cluster = Cluster::load(options.cluster);
+  if (!options.cluster.empty()) job.cluster = load_cluster(options.cluster);
   if (options.nodes > 0) job.cluster.workers.nodes = options.nodes;
   job.run = layout.root().string();
   job.name = "hedgerow-" + layout.root().filename().string();
@@ -217,8 +218,7 @@ void write_scripts(const std::vector<SlurmScript>& scripts,
   fs::create_directories(folder, error);
   if (error) throw storage::system_error("make the directory", folder.string(), error.value());
   storage::write_atomically(folder / kSlurmRecipe, recipe.to_toml());
-  if (!cluster.empty())
-    storage::write_atomically(folder / kSlurmCluster, storage::read_text(cluster));
+  if (!cluster.empty()) copy_cluster(cluster, folder / kSlurmCluster);
   constexpr int kExecutable = 0755;
   for (const SlurmScript& script : scripts)
     storage::write_atomically(folder / script.file, script.text, kExecutable);

@@ -17,8 +17,6 @@ using storage::Error;
 using storage::ErrorKind;
 using storage::NodeKind;
 
-constexpr const char* kSpace = " \t\r";
-
 // Three significant digits, or the whole number where it has more.
 std::string figure_text(double value) {
   std::array<char, 64> text{};
@@ -26,127 +24,8 @@ std::string figure_text(double value) {
   return text.data();
 }
 
-struct Figure {
-  std::string key, value;  // as TOML
-};
-
 // What JSON quotes is a TOML string.
 std::string quoted(const std::string& text) { return nlohmann::json(text).dump(); }
-
-std::vector<Figure> figures_of(const NodeKind& node) {
-  std::vector<Figure> figures;
-  for (const auto& [key, value] : {std::pair("memory_gb", node.memory_gb),
-                                   {"gpu_memory_gb", node.gpu_memory_gb},
-                                   {"cores", static_cast<double>(node.cores)},
-                                   {"product_tflops", node.product_tflops},
-                                   {"other_tflops", node.other_tflops},
-                                   {"disk_gb_s", node.disk_gb_s},
-                                   {"worker_start_s", node.worker_start_s}}) {
-    if (value > 0) figures.push_back({key, figure_text(value)});
-  }
-  figures.push_back({"measured", quoted(node.measured)});
-  return figures;
-}
-
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> lines;
-  for (std::size_t begin = 0; begin < text.size();) {
-    const std::size_t end = std::min(text.find('\n', begin), text.size());
-    lines.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return lines;
-}
-
-std::string trimmed(const std::string& text) {
-  const std::size_t begin = text.find_first_not_of(kSpace);
-  if (begin == std::string::npos) return "";
-  return text.substr(begin, text.find_last_not_of(kSpace) - begin + 1);
-}
-
-// Where a line's comment begins; npos: it has none.
-std::size_t comment_of(const std::string& line) {
-  char quote = 0;
-  for (std::size_t i = 0; i < line.size(); ++i) {
-    const char c = line[i];
-    if (quote == '"' && c == '\\') {
-      ++i;
-    } else if (quote != 0) {
-      if (c == quote) quote = 0;
-    } else if (c == '"' || c == '\'') {
-      quote = c;
-    } else if (c == '#') {
-      return i;
-    }
-  }
-  return std::string::npos;
-}
-
-bool begins_a_table(const std::string& line) { return trimmed(line).starts_with("["); }
-
-bool begins_an_entry(const std::string& line) {
-  std::string header = trimmed(line.substr(0, comment_of(line)));
-  std::erase(header, ' ');
-  return header == "[[nodes]]";
-}
-
-std::string key_of(const std::string& line) {
-  const std::size_t equals = line.substr(0, comment_of(line)).find('=');
-  return equals == std::string::npos ? "" : trimmed(line.substr(0, equals));
-}
-
-// What stays of a comment beside a figure that is assumed no more.
-std::string without_assumption(const std::string& comment) {
-  const std::size_t assumed = comment.find("assumed");
-  if (assumed == std::string::npos) return comment;
-  const std::string before = comment.substr(0, assumed);
-  const std::size_t last = before.find_last_not_of(" \t,;:(");
-  return last == 0 ? "" : before.substr(0, last + 1);  // 0: the '#' alone
-}
-
-std::string replaced(const std::string& line, const Figure& figure) {
-  const std::size_t indent = line.find_first_not_of(kSpace);
-  std::string text = line.substr(0, indent) + figure.key + " = " + figure.value;
-  const std::size_t at = comment_of(line);
-  if (at == std::string::npos) return text;
-  const std::string comment = without_assumption(trimmed(line.substr(at)));
-  if (comment.empty()) return text;
-  text.resize(std::max(text.size() + 1, at), ' ');  // in its column, where there is room
-  return text + comment;
-}
-
-// Into the entry whose header is that line; a new one goes below those that are there.
-void take(const std::vector<Figure>& figures, std::vector<std::string>& lines, std::size_t header) {
-  const auto is_figure = [&](const std::string& key) {
-    return key == "name" || std::ranges::find(figures, key, &Figure::key) != figures.end();
-  };
-  for (const Figure& figure : figures) {
-    std::size_t last = header, own = 0;
-    for (std::size_t i = header + 1; i < lines.size() && !begins_a_table(lines[i]); ++i) {
-      const std::string key = key_of(lines[i]);
-      if (is_figure(key)) last = i;
-      if (key == figure.key) own = i;
-    }
-    if (own > 0) {
-      lines[own] = replaced(lines[own], figure);
-    } else {
-      lines.insert(lines.begin() + static_cast<std::ptrdiff_t>(last) + 1,
-                   figure.key + " = " + figure.value);
-    }
-  }
-}
-
-// The cluster but for what is measured of an entry.
-storage::Cluster without_figures(storage::Cluster cluster, std::size_t entry) {
-  NodeKind& node = cluster.nodes.at(entry);
-  node = {.name = node.name,
-          .count = node.count,
-          .gpus = node.gpus,
-          .local_disk_gb = node.local_disk_gb,
-          .price_per_hour = node.price_per_hour,
-          .mtbf_hours = node.mtbf_hours};
-  return cluster;
-}
 
 std::string names(const storage::Cluster& cluster) {
   std::string all;
@@ -210,40 +89,30 @@ std::size_t entry_of(const storage::Cluster& cluster,
                   ") may be this machine; say which with --node NAME");
 }
 
-std::string with_new_entry(const std::string& toml, const NodeKind& node) {
+std::string with_entry(const std::string& toml, const NodeKind& node) {
   std::string text = toml;
   if (!text.empty()) text += text.ends_with('\n') ? "\n" : "\n\n";
   text += "[[nodes]]\nname = " + quoted(node.name) + "\ncount = 1\n";
-  if (node.gpus > 0) {
-    text += "gpus = " + std::to_string(node.gpus) + "\n";
-    text += "gpu_memory_gb = " + figure_text(node.gpu_memory_gb) + "\n";
+  for (const auto& [key, value] : {std::pair("gpus", static_cast<double>(node.gpus)),
+                                   {"gpu_memory_gb", node.gpu_memory_gb},
+                                   {"memory_gb", node.memory_gb},
+                                   {"cores", static_cast<double>(node.cores)},
+                                   {"product_tflops", node.product_tflops},
+                                   {"other_tflops", node.other_tflops},
+                                   {"disk_gb_s", node.disk_gb_s},
+                                   {"worker_start_s", node.worker_start_s}}) {
+    if (value > 0) text += std::string(key) + " = " + figure_text(value) + "\n";
   }
-  return text + "memory_gb = " + figure_text(node.memory_gb) + "\n";
+  return text + "measured = " + quoted(node.measured) + "\n";
 }
 
-std::string with_figures(const std::string& toml,
-                         std::size_t entry,
-                         const NodeKind& node,
-                         const std::string& file) {
-  std::vector<std::string> lines = lines_of(toml);
-  std::vector<std::size_t> headers;
-  for (std::size_t i = 0; i < lines.size(); ++i) {
-    if (begins_an_entry(lines[i])) headers.push_back(i);
+std::string measured_text(const std::vector<NodeKind>& before, const NodeKind& node) {
+  std::string text =
+      "# Of 'hedgerow doctor --calibrate'. These figures count, not those of the cluster file.\n";
+  for (const NodeKind& other : before) {
+    if (other.name != node.name) text = with_entry(text, other);
   }
-  std::string text;
-  if (entry < headers.size()) {
-    take(figures_of(node), lines, headers[entry]);
-    for (const std::string& line : lines) text += line + "\n";
-    const storage::Cluster before = storage::Cluster::parse(toml, file);
-    const storage::Cluster after = storage::Cluster::parse(text, file);
-    if (after.nodes.at(entry).measured == node.measured &&
-        without_figures(after, entry) == without_figures(before, entry))
-      return text;
-  }
-  throw Error(ErrorKind::kUsage,
-              file +
-                  ": the figures find no place in it: expected [[nodes]] on a line of its own "
-                  "and below it a line for each key; write it so, or put them in by hand");
+  return with_entry(text, node);
 }
 
 }  // namespace hedgerow::coordinator::cli

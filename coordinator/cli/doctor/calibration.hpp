@@ -1,10 +1,11 @@
 // What `hedgerow doctor --calibrate` makes of its measurements, without measuring: speeds in the
-// plan's own counts, and a cluster file with the figures in it. Pure functions; machine_speed.hpp
+// plan's own counts, and files with the figures in them. Pure functions; machine_speed.hpp
 // measures.
 #pragma once
 
 #include <cstddef>
 #include <string>
+#include <vector>
 
 #include "coordinator/bench/layer_probe.hpp"
 #include "coordinator/plan/plan_costs.hpp"
@@ -27,17 +28,12 @@ namespace hedgerow::coordinator::cli {
                                    bool has_gpus,
                                    const std::string& file);
 
-// A file's text, which may be empty, with one more entry: what such an entry must say of `node`.
-[[nodiscard]] std::string with_new_entry(const std::string& toml, const storage::NodeKind& node);
+// A cluster file's text, which may be empty, with one more entry that has all figures of `node`.
+[[nodiscard]] std::string with_entry(const std::string& toml, const storage::NodeKind& node);
 
-// The text of a cluster file with the measured figures of `node` (those that are above 0, and
-// `measured`) in entry number `entry`: the line of a key is replaced, or one added behind the
-// entry's name. Everything else stays, but for what a replaced line's comment says from the word
-// "assumed" on. Throws kUsage if that cannot be done line by line, as for `nodes = [{...}]`, or the
-// result does not say what it should; `file` begins the message.
-[[nodiscard]] std::string with_figures(const std::string& toml,
-                                       std::size_t entry,
-                                       const storage::NodeKind& node,
-                                       const std::string& file);
+// The file beside a cluster file (plan/measured_nodes.hpp) that has the entries `before`, and
+// `node` in place of the one of its name.
+[[nodiscard]] std::string measured_text(const std::vector<storage::NodeKind>& before,
+                                        const storage::NodeKind& node);
 
 }  // namespace hedgerow::coordinator::cli

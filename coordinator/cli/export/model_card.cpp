@@ -110,15 +110,15 @@ std::string quality_text(const RunStatus& status, bool has_lora) {
   const auto cell = [](const json& result, const char* key) {
     return " | " + number_text(number_or_nan(result, key));
   };
-  std::vector<std::pair<const char*, const char*>> rows{{"teacher", "the teacher"},
-                                                        {"transfer", "after the transfer"}};
-  if (has_lora) rows.emplace_back("lora", "after LoRA");
+  std::vector<std::pair<Subject, const char*>> rows{{Subject::kTeacher, "the teacher"},
+                                                    {Subject::kTransfer, "after the transfer"}};
+  if (has_lora) rows.emplace_back(Subject::kLora, "after LoRA");
   std::string table, untrained;
   for (const auto& [subject, label] : rows) {
-    const TaskStatus* task = status.task(std::string("evaluate/") + subject);
+    const TaskStatus* task = status.task(to_string(TaskId::evaluate(subject)));
     json result = json::object();
     if (task != nullptr && task->result.is_object()) result = task->result;
-    if (result.empty() && std::string_view(subject) == "transfer") result = transfer_errors(status);
+    if (result.empty() && subject == Subject::kTransfer) result = transfer_errors(status);
     if (result.empty()) continue;
     table += std::string("| ") + label + cell(result, "perplexity") + cell(result, "mse_mean") +
              cell(result, "mse_worst") + " |\n";

@@ -64,11 +64,9 @@ ModelChoice choose_from_run(const ModelOptions& options) {
   choice.model = recipe.model.path;
   choice.device = recipe.plan.device;
   choice.compute_dtype = recipe.plan.compute_dtype;
-  choice.subject = options.subject;
-  if (choice.subject.empty()) {
-    choice.subject = is_done(status, "finetune") ? "lora" : "transfer";
-  }
-  if (choice.subject == "teacher") return choice;
+  const Subject last = is_done(status, "finetune") ? Subject::kLora : Subject::kTransfer;
+  const Subject subject = subject_from_string(options.subject).value_or(last);
+  if (subject == Subject::kTeacher) return choice;
   require(is_done(status, "assemble"),
           options.run + " has no student yet (assemble is not done); 'hedgerow status --run " +
               options.run + "' says how far it is" +
@@ -76,7 +74,7 @@ ModelChoice choose_from_run(const ModelOptions& options) {
   choice.student = layout.resolve(RunLayout::student_directory(status.task("assemble")->token));
   const FoldedRun folded = fold(storage::replay_journal(layout));
   verify_outputs(layout, folded.state, TaskId::assemble());
-  if (choice.subject == "transfer") return choice;
+  if (subject == Subject::kTransfer) return choice;
   require(is_done(status, "finetune"),
           options.run +
               " has no LoRA adapter (finetune is not done); --subject transfer takes the student "
@@ -173,6 +171,11 @@ void add_device_option(CLI::App& app, std::string& device) {
          {"auto", "cpu", "cuda"});
 }
 
+std::string ModelChoice::subject() const {
+  const Subject last = lora.empty() ? Subject::kTransfer : Subject::kLora;
+  return std::string(to_string(student.empty() ? Subject::kTeacher : last));
+}
+
 std::vector<std::string> ModelChoice::worker_arguments() const {
   std::vector<std::string> arguments{"--model", model};
   if (!student.empty()) arguments.insert(arguments.end(), {"--student", student.string()});
@@ -249,9 +252,6 @@ ModelChoice choose_model(ModelOptions& options) {
   require(options.lora.empty() || !options.student.empty(),
           "--lora needs --student: it was trained on one");
   ModelChoice choice;
-  choice.subject = !options.lora.empty()     ? "lora"
-                   : options.student.empty() ? "teacher"
-                                             : "transfer";
   choice.model = options.model;
   choice.student = options.student;
   choice.lora = options.lora;

@@ -27,7 +27,6 @@ void add_device_option(CLI::App& app, std::string& device);
 void add_model_options(CLI::App& app, ModelOptions& options);
 
 struct ModelChoice {
-  std::string subject;                  // "teacher", "transfer", "lora"
   std::string model;                    // the teacher: a directory or org/name
   std::string run;                      // the run directory that it comes from; empty: none
   std::filesystem::path student, lora;  // empty: without
@@ -35,6 +34,7 @@ struct ModelChoice {
   std::string compute_dtype = "auto";  // of the run or the student: "bf16", "fp32"; auto: none said
   std::optional<int> recall_cache{};   // of ModelOptions
 
+  [[nodiscard]] std::string subject() const;  // "teacher", "transfer", "lora"
   // --model, --student, --adapter and --compute-dtype as hedgerow-worker takes them.
   [[nodiscard]] std::vector<std::string> worker_arguments() const;
   // The student without LoRA, and what both were made from.

@@ -35,7 +35,8 @@ std::vector<CommittedFile> committed_files(const State& state) {
   }
   for (const auto& [id, task] : state.tasks) {
     if (task.state == TaskState::kDropped) continue;  // the names stay, the files are gone
-    const FileKind kind = id.stage == Stage::kLogits ? FileKind::kHiddenShard : FileKind::kWhole;
+    // What is no result but read by a later kind is written as hidden states are.
+    const FileKind kind = wire::read_by(id.stage) ? FileKind::kHiddenShard : FileKind::kWhole;
     for (const FileRecord& file : task.files) files.push_back({kind, file});
     if (task.checkpoint && task.state != TaskState::kDone)
       files.push_back({FileKind::kWhole, task.checkpoint->file});
@@ -154,10 +155,8 @@ void add_surplus_logits(const State& state, std::vector<Surplus>& surplus) {
     for (const FileRecord& file : task.files) bytes += file.size;
   }
   if (bytes == 0) return;
-  surplus.push_back({RunLayout::kLogits,
-                     "the finetune stage, which read these logits, is done",
-                     bytes,
-                     LogitsDropped{}});
+  surplus.push_back(
+      {"logits", "the finetune stage, which read these logits, is done", bytes, LogitsDropped{}});
 }
 
 void add_surplus_attempts(const RunLayout& layout,

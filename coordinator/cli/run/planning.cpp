@@ -13,6 +13,7 @@
 #include "coordinator/machine/allocation.hpp"
 #include "coordinator/machine/gpus.hpp"
 #include "coordinator/machine/processor.hpp"
+#include "coordinator/plan/measured_nodes.hpp"
 #include "coordinator/plan/plan_times.hpp"
 #include "coordinator/plan/planner.hpp"
 #include "coordinator/simulate/scheduled_plan.hpp"
@@ -261,7 +262,7 @@ PlanFor plan_for(const Recipe& recipe,
                  const std::string& cluster_file,
                  std::optional<int> workers) {
   PlanFor planned{directory};
-  if (!cluster_file.empty()) planned.cluster = storage::Cluster::load(cluster_file);
+  if (!cluster_file.empty()) planned.cluster = load_cluster(cluster_file);
   planned.local_workers = workers.value_or(recipe.workers.local);
   return planned;
 }

@@ -46,7 +46,7 @@ class Records {
 
  private:
   [[nodiscard]] bool keeps_task(const TaskId& id) const {
-    return !is_of_last_stage(id) && !(logits_are_gone_ && id.stage == Stage::kLogits);
+    return !is_of_last_stage(id) && !(logits_are_gone_ && wire::read_by(id.stage));
   }
   // What the new coordinator writes of its own.
   static bool keeps_record(const TermStarted& /*record*/) { return false; }

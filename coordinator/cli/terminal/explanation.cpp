@@ -122,7 +122,7 @@ std::vector<std::string> explain_block(const RunStatus& status,
 std::vector<std::string> explain_run(const RunStatus& status, const storage::History* history) {
   std::vector<std::string> lines;
   add_capture(status, "capture", -1, lines);
-  for (const wire::TaskKindWord& kind : wire::task_kind_words()) {
+  for (const wire::TaskKindRow& kind : wire::task_kinds()) {
     if (kind.kind == Stage::kCapture) continue;
     for (const TaskStatus& task : status.tasks) {
       if (task.stage != kind.kind) continue;
