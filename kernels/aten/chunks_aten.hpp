@@ -71,7 +71,7 @@ struct Chunks {
 // window_begin of every query of an int64 tensor.
 [[nodiscard]] at::Tensor window_begins(const at::Tensor& queries, const HybridOptions& options);
 
-// window_gain of every query of an int64 tensor, in `dtype`; undefined without a linear_cap.
+// window_gain of every query of an int64 tensor, in `dtype`; undefined without a cap.
 [[nodiscard]] at::Tensor window_gains(const at::Tensor& queries,
                                       const HybridOptions& options,
                                       at::ScalarType dtype);

@@ -95,7 +95,7 @@ QueryTile query_tile(const HybridProblem& problem, std::int64_t begin) {
 
 void query_gates(const HybridProblem& problem, const QueryTile& tile, float gate, float* gates) {
   std::fill(gates, gates + padded(tile.queries()), gate);
-  if (problem.options.linear_cap == 0) return;
+  if (!problem.options.caps_linear()) return;
   for (std::int64_t i = 0; i < tile.queries(); ++i) {
     gates[i] *= window_gain(problem.options, tile.begin + i);
   }

@@ -77,7 +77,7 @@ struct QueryTile {
 };
 QueryTile query_tile(const HybridProblem& problem, std::int64_t begin);
 // gates [padded(queries)]: the head's gate times window_gain of each query; of the head alone
-// without a linear_cap.
+// without a cap.
 void query_gates(const HybridProblem& problem, const QueryTile& tile, float gate, float* gates);
 
 struct ChunkRange {

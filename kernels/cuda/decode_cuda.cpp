@@ -104,17 +104,15 @@ struct Call {
     batch.G = static_cast<int>(kv_heads);
     batch.F = static_cast<int>(state.kv_state.size(2));
     batch.D = static_cast<int>(state.kv_state.size(3));
-    batch.layout = options.window;
     batch.slots = static_cast<int>(state.window_k.size(2));
-    batch.window = options.window == WindowLayout::kTerraced ? batch.slots / 2 : batch.slots;
-    batch.linear_cap = static_cast<int>(options.linear_cap);
+    const int window = options.window == WindowLayout::kTerraced ? batch.slots / 2 : batch.slots;
+    static_cast<WindowArguments&>(batch) = window_arguments(options, window, options.num_sinks);
     batch.positions = state.positions.data_ptr<std::int64_t>();
     batch.kv_state = state.kv_state.data_ptr<float>();
     batch.k_state = state.k_state.data_ptr<float>();
     batch.ring_k = bf16_out(state.window_k);
     batch.ring_v = bf16_out(state.window_v);
     if (options.num_sinks > 0) {
-      batch.sinks = static_cast<int>(options.num_sinks);
       batch.sink_k = bf16_out(state.sink_k);
       batch.sink_v = bf16_out(state.sink_v);
     }

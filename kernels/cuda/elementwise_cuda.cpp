@@ -162,8 +162,7 @@ at::Tensor split_heads_backward(const std::array<at::Tensor, 3>& gradient,
                                 const HeadLayout& heads) {
   const c10::DeviceGuard guard(gradient[0].device());
   const std::int64_t B = gradient[0].size(0), T = gradient[0].size(2), D = gradient[0].size(3);
-  const std::array<at::Tensor, 3> parts{
-      ready(gradient[0]), ready(gradient[1]), ready(gradient[2])};
+  const std::array<at::Tensor, 3> parts{ready(gradient[0]), ready(gradient[1]), ready(gradient[2])};
   at::Tensor out = at::empty({B, T, (heads.H + 2 * heads.G) * D}, parts[0].options());
   if (out.numel() == 0) return out;
   HeadsCall call(heads, B, T, D);

@@ -93,7 +93,8 @@ struct SinkGradients {
   // [B, G, sinks, D]: over the tiles, and the query heads of a kv head.
   void fold(const Prepared& p) {
     for (at::Tensor* x : {&k, &v}) {
-      if (x->defined()) *x = x->unflatten(2, {p.inputs.G, p.inputs.group()}).sum(at::IntArrayRef{0, 3});
+      if (x->defined())
+        *x = x->unflatten(2, {p.inputs.G, p.inputs.group()}).sum(at::IntArrayRef{0, 3});
     }
   }
   at::Tensor k, v;

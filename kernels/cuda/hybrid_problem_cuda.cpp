@@ -103,6 +103,15 @@ std::string why_not_shared(const char* what, std::size_t need) {
                                  have);
 }
 
+WindowArguments window_arguments(const HybridOptions& options,
+                                 std::int64_t window,
+                                 std::int64_t sinks) {
+  return {.layout = options.window,
+          .window = static_cast<int>(window),
+          .sinks = static_cast<int>(sinks),
+          .linear_cap = static_cast<int>(options.linear_cap)};
+}
+
 Rows rows_of(const at::Tensor& x, std::vector<at::Tensor>& kept) {
   if (!x.defined()) {
     return {};
@@ -123,11 +132,9 @@ Prepared prepare(const HybridProblem& problem) {
   in.G = static_cast<int>(problem.shape.G);
   in.U = static_cast<int>(problem.key_heads);
   in.T = static_cast<int>(problem.shape.T);
-  in.layout = problem.options.window;
   // A window of the whole sequence and a longer one are the same, and fit an int.
-  in.window = static_cast<int>(std::min(problem.options.window_size, problem.shape.T));
-  in.sinks = static_cast<int>(problem.num_sinks());
-  in.linear_cap = static_cast<int>(problem.options.linear_cap);
+  static_cast<WindowArguments&>(in) = window_arguments(
+      problem.options, std::min(problem.options.window_size, problem.shape.T), problem.num_sinks());
   in.q = rows_of(problem.q, p.kept);
   in.k = rows_of(problem.k, p.kept);
   in.v = rows_of(problem.v, p.kept);

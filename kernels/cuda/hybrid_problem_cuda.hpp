@@ -10,6 +10,11 @@
 
 namespace hedgerow::kernels::cuda {
 
+// The options for kernels, of a window and sinks as long as they are here.
+[[nodiscard]] WindowArguments window_arguments(const HybridOptions& options,
+                                               std::int64_t window,
+                                               std::int64_t sinks);
+
 // The activation of a map that has one, as the kernels know it.
 [[nodiscard]] MapFunction map_function(const FeatureMapOptions& options);
 

@@ -100,6 +100,7 @@ struct HybridOptions : FeatureMapOptions {
     without.recall_cache = 0;
     return without;
   }
+  [[nodiscard]] constexpr bool caps_linear() const { return linear_cap > 0; }
   [[nodiscard]] constexpr bool windowed() const { return window != WindowLayout::kNone; }
   bool operator==(const HybridOptions&) const = default;
 };

@@ -245,7 +245,7 @@ class RecallWalk {
     const at::Tensor scores =
         product(queries, keys.transpose(-1, -2)).masked_fill(outside, -INFINITY);
     at::Tensor gate = gate_;
-    if (options_.linear_cap > 0) {
+    if (options_.caps_linear()) {
       std::vector<float> gains;
       for (std::int64_t i = begin; i < end; ++i) gains.push_back(window_gain(options_, i));
       gate = gate * at::tensor(gains, gate.options()).reshape({n, 1});

@@ -22,13 +22,10 @@ struct DecodeMap {
 };
 
 // A batch of rows, each at its own position, and their state (kernels/decode.hpp).
-struct DecodeBatch {
+struct DecodeBatch : WindowArguments {
   int B = 0, H = 0, G = 0, D = 0, F = 0;
-  int U = 0;  // key heads, of map_k and the state: H or G
-  Layout layout = Layout::kNone;
-  int window = 0, slots = 0;          // slots of the ring; token t lies at slot t mod slots
-  int sinks = 0;                      // the first tokens of a row, which no state holds
-  int linear_cap = 0;
+  int U = 0;                          // key heads, of map_k and the state: H or G
+  int slots = 0;                      // of the ring; token t lies at slot t mod slots
   std::int64_t* positions = nullptr;  // [B]: tokens that each row has seen
   float* kv_state = nullptr;          // [B, U, F, D]
   float* k_state = nullptr;           // [B, U, F]
@@ -47,7 +44,7 @@ struct DecodeBatch {
   // Once a row has seen `tokens` tokens, those before this one are in (S, z), but for sinks: they
   // lie before its last token's window.
   [[nodiscard]] HEDGEROW_BOTH int begin_after(int tokens) const {
-    return tokens == 0 ? 0 : window_begin(layout, window, tokens - 1);
+    return tokens == 0 ? 0 : begin(tokens - 1);
   }
   // The first of tokens first, first + 1, .. that can join (S, z).
   [[nodiscard]] HEDGEROW_BOTH int behind_sinks(int first) const {

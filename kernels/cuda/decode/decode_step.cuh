@@ -433,7 +433,7 @@ class DecodeStep {
       }
       float y = 0.0F, sum = kEpsilon;
       if (a_.batch.layout != Layout::kNone) {
-        const float gate = window_gain(begin_ - a_.batch.sinks, a_.batch.linear_cap) /
+        const float gate = a_.batch.gain(begin_ - a_.batch.sinks) /
                            (1.0F + exponential(-a_.factors[first_head_ + h]));
         y = gate * items.values[i];
         sum = gate * items.sums[i];

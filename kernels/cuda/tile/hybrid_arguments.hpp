@@ -49,11 +49,23 @@ HEDGEROW_BOTH int window_begin(Layout layout, int window, int query) {
   return first > 0 ? first : 0;
 }
 
-// max(1, n / cap) of n linear keys, 1 without a cap (kernels/problem/hybrid_parameters.hpp).
-HEDGEROW_BOTH float window_gain(int linear_keys, int cap) {
-  return cap > 0 && linear_keys > cap ? static_cast<float>(linear_keys) / static_cast<float>(cap)
-                                      : 1.0F;
-}
+// HybridOptions as device code reads it; made by window_arguments of hybrid_problem_cuda.hpp.
+struct WindowArguments {
+  Layout layout = Layout::kNone;
+  int window = 0;
+  int sinks = 0;       // that the sequence has
+  int linear_cap = 0;  // 0: none
+
+  [[nodiscard]] HEDGEROW_BOTH int begin(int query) const {
+    return window_begin(layout, window, query);
+  }
+  // max(1, n / linear_cap) of n linear keys (window_gain of kernels/problem/hybrid_parameters.hpp).
+  [[nodiscard]] HEDGEROW_BOTH float gain(int linear_keys) const {
+    return linear_cap > 0 && linear_keys > linear_cap
+               ? static_cast<float>(linear_keys) / static_cast<float>(linear_cap)
+               : 1.0F;
+  }
+};
 
 // Which of the compiled kernels: head_dim, columns of the map, and whether features double.
 struct KernelShape {
@@ -79,13 +91,9 @@ struct Map {
 };
 
 // Sizes and inputs that all kernels of a problem share.
-struct HybridInputs {
+struct HybridInputs : WindowArguments {
   int B = 0, H = 0, G = 0, T = 0;
   int U = 0;  // key heads, of map_k and the states of keys: H or G
-  Layout layout = Layout::kNone;
-  int window = 0;
-  int sinks = 0;  // that the sequence has
-  int linear_cap = 0;
   Rows q, k, v;
   Map map_q, map_k;
   const float* gate = nullptr;  // [H] sigmoid(window_factors); null with kNone
@@ -94,13 +102,11 @@ struct HybridInputs {
   [[nodiscard]] HEDGEROW_BOTH int group() const { return H / G; }
   [[nodiscard]] HEDGEROW_BOTH int key_group() const { return H / U; }
   [[nodiscard]] HEDGEROW_BOTH int tiles() const { return (T + kTile - 1) / kTile; }
-  [[nodiscard]] HEDGEROW_BOTH int far_tiles(int tile) const {
-    return window_begin(layout, window, 64 * tile) / 64;
-  }
+  [[nodiscard]] HEDGEROW_BOTH int far_tiles(int tile) const { return begin(64 * tile) / 64; }
   // Tiles from far_tiles(tile) up to here hold (also) linear pairs.
   [[nodiscard]] HEDGEROW_BOTH int near_linear_end(int tile) const {
     const int last = 64 * tile + 63;
-    return (window_begin(layout, window, last) + 63) / 64;
+    return (begin(last) + 63) / 64;
   }
   // Tiles of keys, from the first on, that hold sinks; of those that are far for a tile of queries.
   [[nodiscard]] HEDGEROW_BOTH int sink_tiles() const { return (sinks + kTile - 1) / kTile; }

@@ -19,7 +19,7 @@ struct QueryRows {
     HEDGEROW_UNROLL
     for (int r = 0; r < 2; ++r) {
       rows.query[r] = tile * kTile + row + row_of(2 * r);
-      const int behind = window_begin(inputs.layout, inputs.window, rows.query[r]) - inputs.sinks;
+      const int behind = inputs.begin(rows.query[r]) - inputs.sinks;
       rows.linear[r] = behind > 0 ? behind : 0;
     }
     return rows;
@@ -41,11 +41,10 @@ struct QueryRows {
   HEDGEROW_TILE bool in_window(int r, int key) const {
     return key <= query[r] && !is_linear(r, key);
   }
-  // The head's gate times window_gain.
+  // The head's gate times the window's gain.
   [[nodiscard]] HEDGEROW_TILE RowPair gates(const HybridInputs& inputs, int head) const {
     const float gate = inputs.gate[head];
-    return {{gate * window_gain(linear[0], inputs.linear_cap),
-             gate * window_gain(linear[1], inputs.linear_cap)}};
+    return {{gate * inputs.gain(linear[0]), gate * inputs.gain(linear[1])}};
   }
 };
 
