@@ -146,10 +146,5 @@ struct MpiVersions {
 [[nodiscard]] MpiVersions mpi_versions();
 // True under mpirun (or an equal launcher): whoever may run alone asks before MPI is initialised.
 [[nodiscard]] bool launched_by_mpi();
-// Runs body(communicator) on world_size threads; rethrows the first exception after all have ended.
-// A rank that ends by an exception is a lost peer to the others at once.
-void run_on_threads(int world_size,
-                    const std::function<void(Communicator&)>& body,
-                    std::chrono::milliseconds deadline = kCommDeadline);
 
 }  // namespace hedgerow::worker

@@ -415,7 +415,7 @@ RunCommand declare_init(CLI::App& app) {
          {"own", "published"});
   app.add_flag("--study",
                options->study,
-               "eight variants of the attention on six layers, to choose one: 'hedgerow metrics "
+               "seven variants of the attention on six layers, to choose one: 'hedgerow metrics "
                "--variants' shows them");
   app.add_option("--from", options->from, "a study's run: the whole job of its --variant")
       ->type_name("RUN");

@@ -10,6 +10,7 @@
 #include <numeric>
 
 #include "storage/base/error.hpp"
+#include "tests/support/rank_threads.hpp"
 
 namespace hedgerow::worker {
 namespace {
