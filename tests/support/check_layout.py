@@ -93,7 +93,7 @@ ALLOWED: dict[str, set[str]] = {
     "kernels/cuda/tile": {"kernels/maps", "kernels/options"},
     "kernels/cuda/transfer": {"kernels/cuda/hybrid", "kernels/cuda/tile"},
     "kernels/maps": {"kernels/options"},
-    "kernels/ops": {"kernels", "kernels/aten", "kernels/cpu", "kernels/cuda", "kernels/problem"},
+    "kernels/ops": {"kernels", "kernels/cuda", "kernels/problem"},
     "kernels/plain/examples": {"kernels/plain"},
     "kernels/problem": {"kernels/maps", "kernels/options"},
     "storage": {"storage/base", "storage/shards"},

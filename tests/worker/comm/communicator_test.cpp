@@ -10,7 +10,7 @@
 #include <numeric>
 
 #include "storage/base/error.hpp"
-#include "tests/support/rank_threads.hpp"
+#include "tests/worker/comm/rank_threads.hpp"
 
 namespace hedgerow::worker {
 namespace {

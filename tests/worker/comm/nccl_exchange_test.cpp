@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "storage/base/error.hpp"
-#include "tests/support/rank_threads.hpp"
+#include "tests/worker/comm/rank_threads.hpp"
 #include "worker/comm/tree_reduce.hpp"
 
 namespace hedgerow::worker {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "storage/base/error.hpp"
-#include "tests/support/rank_threads.hpp"
+#include "tests/worker/comm/rank_threads.hpp"
 
 namespace hedgerow::worker {
 namespace {

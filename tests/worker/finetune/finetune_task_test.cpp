@@ -14,7 +14,7 @@
 #include "storage/base/error.hpp"
 #include "storage/base/file.hpp"
 #include "storage/tensors/checkpoint.hpp"
-#include "tests/support/rank_threads.hpp"
+#include "tests/worker/comm/rank_threads.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/tiny_model.hpp"
 #include "tests/support/tiny_run.hpp"

@@ -13,7 +13,7 @@
 
 #include "kernels/softmax_attention.hpp"
 #include "storage/base/error.hpp"
-#include "tests/support/rank_threads.hpp"
+#include "tests/worker/comm/rank_threads.hpp"
 #include "tests/support/tiny_student.hpp"
 #include "worker/finetune/trainer.hpp"
 #include "worker/model/layer/plain_layer.hpp"

@@ -2,7 +2,7 @@
 // follows: on the CPU, with a copier whose host memory has its values only once it was asked often
 // enough.
 #include "worker/finetune/pipeline.hpp"
-#include "tests/support/rank_threads.hpp"
+#include "tests/worker/comm/rank_threads.hpp"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

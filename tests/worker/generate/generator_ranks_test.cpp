@@ -8,7 +8,7 @@
 #include <mutex>
 
 #include "storage/base/error.hpp"
-#include "tests/support/rank_threads.hpp"
+#include "tests/worker/comm/rank_threads.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/tiny_model.hpp"
 #include "tests/support/tiny_run.hpp"

@@ -1,4 +1,4 @@
-#include "tests/support/rank_threads.hpp"
+#include "tests/worker/comm/rank_threads.hpp"
 
 #include <algorithm>
 #include <condition_variable>
