@@ -319,8 +319,8 @@ TEST_F(PlanTest, WhatContradictsTheModelIsAUsageError) {
   model_.sliding_window = 256;
   expect_usage("sliding_window = 256");
   model_.sliding_window.reset();
-  recipe_.attention = {
-      .feature_map = storage::FeatureMapKind::kTaylor, .negation = false, .bias = false};
+  recipe_.attention.set_map({.feature_map = storage::FeatureMapKind::kTaylor, .negation = false});
+  recipe_.attention.bias = false;
   expect_usage(
       "attention.feature_dim = 64: taylor has no projection, so it must be 1 + D + D (D + 1) / 2 = "
       "2145 for the head dimension D = 64");
