@@ -208,7 +208,7 @@ class Strangers(unittest.TestCase):
         for _, config in config_walk.configurations():
             missing = config_walk.attributes_of(config) - config_walk.keys_walked() - config_walk.NOT_COMPUTED_WITH
             self.assertFalse(missing, "attributes of transformers' class that nothing here changes")
-        problems = config_walk.walk(BIN / "hedgerow-worker", self.root,
+        problems = config_walk.walk(BIN / "hedgerow-worker-forking", self.root,
                                     lambda config, out: models.random_model(config).save_pretrained(out), write_tokens)
         self.assertFalse(problems, "\n".join(problems))
 
@@ -216,7 +216,7 @@ class Strangers(unittest.TestCase):
         tokens = self.root / "tokens.h5"
         vocab_size = json.loads((model / "config.json").read_text())["vocab_size"]
         write_tokens(tokens, config_walk.token_ids(), vocab_size)
-        found = config_walk.ours(BIN / "hedgerow-worker", model, tokens)
+        found = config_walk.ours(config_walk.started(BIN / "hedgerow-worker"), model, tokens)
         return config_walk.verdict({}, config_walk.theirs(model), found) if not isinstance(found, tuple) else str(found)
 
     def rewritten(self, change: Any, config: dict | None = None) -> Path:
@@ -397,7 +397,7 @@ class Strangers(unittest.TestCase):
             write_tokens(tokens, config_walk.token_ids(), models.CONFIG["vocab_size"])
             keys = json.loads((case / "config.json").read_text())
             problem = config_walk.verdict(keys, config_walk.theirs(model),
-                                          config_walk.ours(BIN / "hedgerow-worker", model, tokens))
+                                          config_walk.ours(config_walk.started(BIN / "hedgerow-worker"), model, tokens))
             self.assertEqual(problem, "")
         else:
             return False
