@@ -107,6 +107,10 @@ class Strangers(unittest.TestCase):
     def rows(self, model: Path | str, data: Path, *more: object, add_bos: str = "", **where: Any) -> np.ndarray:
         """The training sequences of `data`, as `hedgerow init` names it and `hedgerow tokenize` reads it."""
         self.ok(self.init(model, data, *more, **where))
+        return self.tokenized(model, add_bos, **where)
+
+    def tokenized(self, model: Path | str, add_bos: str = "", **where: Any) -> np.ndarray:
+        """The same where `hedgerow init` has written its recipe."""
         recipe = self.root / "recipe.toml"
         section = tomllib.loads(recipe.read_text())["data"]["transfer"]
         bos = add_bos or ('"auto"' if section["add_bos"] == "auto" else str(section["add_bos"]).lower())
@@ -387,7 +391,7 @@ class Strangers(unittest.TestCase):
                 self.refused(done, data.name)
             else:
                 self.ok(done)
-                rows = self.rows(model, data)
+                rows = self.tokenized(model)
                 self.assertGreater(rows.size, 0)
                 if case.name in CHATS:
                     self.compare_chats(model, data, rows)

@@ -7,10 +7,12 @@ files, and kills processes at the places that storage/base/fault_point.hpp names
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gzip
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -164,6 +166,13 @@ class Job:
         self.recipe = self.root / "recipe.toml"
         self.recipe.write_text(recipe_text(changes, text))
 
+    @classmethod
+    def finished(cls) -> Job:
+        """RECIPE's run, done: a copy of the one that the first test to ask for it makes."""
+        made = cls()
+        subprocess.run(["cp", "-a", "--reflink=auto", finished_run(), made.run_directory], check=True)
+        return made
+
     def close(self) -> None:
         self.kill_leftovers()
         self._temporary.cleanup()
@@ -246,6 +255,30 @@ class Job:
 
     def artifacts(self) -> dict[str, str]:
         return artifacts_of(self.run_directory)
+
+
+def finished_run() -> Path:
+    """RECIPE's run, done, to be read and never written: made once for these programs, in the build's folder. tests/run begins without."""
+    recipe, programs = recipe_text(), binary_directory()
+    made_by = [programs / "hedgerow", programs / "hedgerow-worker", *sorted(HUGGINGFACE.rglob("*.py"))]
+    key = [recipe, *(f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in made_by)]
+    directory = programs.parent / "finished_runs" / hashlib.sha256("\n".join(key).encode()).hexdigest()[:16]
+    directory.parent.mkdir(exist_ok=True)
+    with open(directory.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # who comes second waits for the first
+        if not directory.exists():
+            one = Job()
+            try:
+                ended = one.run()
+                if ended.code != 0:
+                    raise AssertionError(f"hedgerow run: {ended}")
+                copy = directory.with_suffix(".part")
+                shutil.rmtree(copy, ignore_errors=True)  # of one that was killed
+                shutil.copytree(one.run_directory, copy, symlinks=True)
+                copy.rename(directory)
+            finally:
+                one.close()
+    return directory
 
 
 def wait_until(condition: Callable[[], T | None], process: subprocess.Popen | None, timeout_s: float = 60) -> T:
