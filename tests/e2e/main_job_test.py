@@ -20,6 +20,7 @@ class MainJob(unittest.TestCase):
     @classmethod
     def setUpClass(cls) -> None:
         cls.job = job.Job(job.MORE_EVALUATION)
+        cls.job.remembers_tokens = False
         cls.addClassCleanup(cls.job.close)
         text = job.REPOSITORY / "LICENSE"
         cls.job.recipe.write_text(cls.job.recipe.read_text().replace(

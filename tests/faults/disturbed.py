@@ -48,7 +48,7 @@ class Disturbed(job.Job):
     def going(self, fault: str = "", action: str = "", always: bool = False, prefix: list[str] | None = None,
               options: list[str] | None = None) -> Iterator[subprocess.Popen]:
         """`hedgerow run`, with stderr in <root>/stderr. `fault` is met once, or `always` by every process that comes by."""
-        environment = {**os.environ, "NO_COLOR": "1"}
+        environment = self.environment()
         if fault:
             environment |= {"HEDGEROW_FAULT": fault, "HEDGEROW_FAULT_ACTION": action}
             if not always:
