@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A kill storm over whole runs: nothing is lost, nothing committed twice, and the bytes are those of a run in peace.
 
-  tests/faults/kill_storm_test.py [--kills 1000] [--seed N] [--runs-of 50]     by hand; under ctest 25, 100 or 1,000 (support/sizes.py)
+  tests/faults/kill_storm_test.py [--kills 1000] [--seed N] [--runs-of 50]     by hand; under ctest 25, 100 or 1,000 (support/budget/sizes.py)
 
 Catches: work that is redone or done twice after a kill, a resume that leaves equal bytes, a coordinator that does not find
 its own commits again, a checkpoint older than its interval. Prints one line of JSON. The seed fixes what is asked for, and
@@ -22,6 +22,7 @@ import unittest
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support" / "budget"))
 sys.path.append(str(Path(__file__).resolve().parent))
 import job  # noqa: E402
 import sizes  # noqa: E402

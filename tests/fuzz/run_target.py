@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support" / "budget"))
 import sizes  # noqa: E402
 from processes import stat_of  # noqa: E402
 

@@ -150,7 +150,7 @@ def theirs(directory: Path) -> Any:
 
 
 class ForkingWorker:
-    """hedgerow-worker's command lines, one after the other, by tests/support/forking_worker.cpp."""
+    """hedgerow-worker's command lines, one after the other, by tests/support/budget/forking_worker.cpp."""
 
     def __init__(self, program: Path, scratch: Path) -> None:
         self.out, self.err = scratch / "stdout", scratch / "stderr"

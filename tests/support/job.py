@@ -199,7 +199,7 @@ class Job:
         """Of every command."""
         found = {**os.environ, "NO_COLOR": "1"}
         if self.remembers_tokens and "HEDGEROW_PYTHON" not in found:
-            found |= {"HEDGEROW_PYTHON": str(SUPPORT / "remembering_python"), "HEDGEROW_TEST_PYTHON": sys.executable,
+            found |= {"HEDGEROW_PYTHON": str(SUPPORT / "budget" / "remembering_python"), "HEDGEROW_TEST_PYTHON": sys.executable,
                       "HEDGEROW_TEST_TOKENS": str(made_once() / "tokens")}
         return found
 
