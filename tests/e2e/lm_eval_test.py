@@ -31,9 +31,8 @@ QUESTIONS = [("Where does water boil?", "In a kettle.", "In a hat."), ("What do 
 class LmEval(unittest.TestCase):
     @classmethod
     def setUpClass(cls) -> None:
-        cls.job = job.Job()
+        cls.job = job.Job.finished()
         cls.addClassCleanup(cls.job.close)
-        cls.job.run()
         cls.run_directory = str(cls.job.run_directory)
         cls.data = cls.job.root / "data"
         (cls.data / "piqa").mkdir(parents=True)

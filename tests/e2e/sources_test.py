@@ -78,6 +78,7 @@ class Sources(unittest.TestCase):
 
     def made(self, sources: str, transfer_steps: int = 24, finetune_steps: int = 8) -> job.Job:
         one = job.Job()
+        one.remembers_tokens = False
         self.addCleanup(one.close)
         one.recipe.write_text(RECIPE.format(model=one.model, sources=sources, transfer_steps=transfer_steps,
                                             finetune_steps=finetune_steps))

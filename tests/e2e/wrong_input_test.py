@@ -38,6 +38,7 @@ class Prepared:
 
     def __init__(self) -> None:
         self.job = job.Job()
+        self.job.remembers_tokens = False
         self.partial = self.job.root / "partial"
         self.finished = self.job.run_directory
         killed = self.job.run(fault="coordinator.output.renamed:1")

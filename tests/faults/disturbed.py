@@ -1,6 +1,6 @@
 """What the tests in this folder share that disturb a real run: one job, its journal as it grows, its processes by what they do.
 
-`expected()` is what an undisturbed run of the same work gives; it is made once a process.
+`expected()` is what an undisturbed run of the same work gives.
 """
 
 from __future__ import annotations
@@ -32,14 +32,7 @@ def release_only(test: Callable) -> Callable:
 
 @cache
 def expected() -> dict[str, str]:
-    undisturbed = job.Job()
-    try:
-        ended = undisturbed.run()
-        if ended.code != 0:
-            raise AssertionError(f"the undisturbed run failed: {ended}")
-        return undisturbed.artifacts()
-    finally:
-        undisturbed.close()
+    return job.artifacts_of(job.finished_run())
 
 
 class Disturbed(job.Job):
@@ -55,7 +48,7 @@ class Disturbed(job.Job):
     def going(self, fault: str = "", action: str = "", always: bool = False, prefix: list[str] | None = None,
               options: list[str] | None = None) -> Iterator[subprocess.Popen]:
         """`hedgerow run`, with stderr in <root>/stderr. `fault` is met once, or `always` by every process that comes by."""
-        environment = {**os.environ, "NO_COLOR": "1"}
+        environment = self.environment()
         if fault:
             environment |= {"HEDGEROW_FAULT": fault, "HEDGEROW_FAULT_ACTION": action}
             if not always:

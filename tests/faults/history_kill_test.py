@@ -29,10 +29,8 @@ def measured(made: job.Job) -> dict[str, list[list]]:
 
 class KilledHistory(unittest.TestCase):
     def test_a_kill_at_each_write_loses_and_doubles_nothing(self) -> None:
-        made = job.Job()
+        made = job.Job.finished()
         self.addCleanup(made.close)
-        ended = made.command("run", "--run", made.run_directory, "--recipe", made.recipe)
-        self.assertEqual(ended.code, 0, ended)
         expected = measured(made)
         self.assertEqual([row[0] for row in expected["layer/3"]], [0, 4, 8])
         self.assertEqual([row[0] for row in expected["finetune"]], [1, 2, 3, 4])

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A kill storm over whole runs: nothing is lost, nothing committed twice, and the bytes are those of a run in peace.
 
-  tests/faults/kill_storm_test.py [--kills 1000] [--seed N] [--runs-of 50]     by hand; under ctest HEDGEROW_TEST_RELEASE=1 means 1,000
+  tests/faults/kill_storm_test.py [--kills 1000] [--seed N] [--runs-of 50]     by hand; under ctest 25, 100 or 1,000 (support/budget/sizes.py)
 
 Catches: work that is redone or done twice after a kill, a resume that leaves equal bytes, a coordinator that does not find
 its own commits again, a checkpoint older than its interval. Prints one line of JSON. The seed fixes what is asked for, and
@@ -22,12 +22,14 @@ import unittest
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support" / "budget"))
 sys.path.append(str(Path(__file__).resolve().parent))
 import job  # noqa: E402
+import sizes  # noqa: E402
 import storm  # noqa: E402
 
 CHECKPOINT_EVERY = {"transfer": 4, "finetune": 2}
-AT_LEAST = 5  # kills in each state
+AT_LEAST = sizes.of_run(2, 5, 5)  # kills in each state
 
 RECIPE = {  # on top of job.RECIPE: more blocks, steps and workers to kill in
     "data.transfer.max_sequences": 68,
@@ -159,8 +161,7 @@ def blow(kills: int, kills_a_run: int, seed: int) -> list[str]:
 class KillStorm(unittest.TestCase):
     def test_whatever_is_killed_in_whatever_state_nothing_is_lost_and_the_bytes_are_equal(self) -> None:
         seed = int(os.environ.get("HEDGEROW_STORM_SEED", random.SystemRandom().randrange(1, 10**6)))
-        kills = 1000 if os.environ.get("HEDGEROW_TEST_RELEASE") else 100
-        self.assertEqual(blow(kills, 50, seed), [], f"seed {seed}")
+        self.assertEqual(blow(sizes.of_run(25, 100, 1000), 50, seed), [], f"seed {seed}")
 
 
 def main() -> int:

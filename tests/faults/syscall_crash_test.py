@@ -1,7 +1,8 @@
 """A real run whose coordinator or first worker is killed at, or failed by, its Nth system call; the same command again; equal bytes.
 
 strace is the injector, as in storage_crash_test, which does every N on a job of storage's alone; here N is drawn, from fixed
-seeds. Only the main thread is disturbed: it is the one that writes. Under ctest HEDGEROW_TEST_RELEASE=1 draws five times as many.
+seeds. Only the main thread is disturbed: it is the one that writes. Each fault is tried once, twice
+by tests/run --all, ten times by --release.
 
 Catches: a write, fsync or rename of the real binaries whose failure is ignored, answered by a crash or by more than one
 sentence, or whose half-done work a second run trips over.
@@ -22,7 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support" / "budget"))
 import job  # noqa: E402
+import sizes  # noqa: E402
 
 TABLE = {1, 2, 3, 4, 5}  # exit codes of `hedgerow --help`; 0 apart
 KILL = "signal=KILL"
@@ -34,7 +37,7 @@ FAULTS = [("coordinator", "write", KILL), ("coordinator", "fsync", KILL), ("coor
           ("coordinator", "rename", "error=EDQUOT"), ("coordinator", "openat", "error=EIO"),
           ("serve", "write", "error=EDQUOT"), ("serve", "fsync", "error=EIO"), ("serve", "pwrite64", "error=ENOSPC")]
 CALLS = "write,fsync,rename,openat,pwrite64"
-SEEDS = [1, 2] if not os.environ.get("HEDGEROW_TEST_RELEASE") else range(1, 11)
+SEEDS = sizes.of_run(range(1, 2), range(1, 3), range(1, 11))
 
 # The first process of that verb is traced; whoever comes after it runs free.
 WRAPPER = """\

@@ -6,7 +6,7 @@
 TARGET is a libFuzzer program, CORPUS the folder of inputs in the repository, which is read and never written. Inputs that
 reach something new go to DIR/corpus/<name>, inputs that crash or hang to DIR/crashes/<name>, all that the program said to
 DIR/<name>.log; the line itself also to DIR/<name>.json. Seconds of a core, which a target gets however many run beside it:
-HEDGEROW_FUZZ_SECONDS, else 60. Exit code 1 on a crash.
+HEDGEROW_FUZZ_SECONDS, else 20, or 60 by tests/run --all. Exit code 1 on a crash.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ import time
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support" / "budget"))
+import sizes  # noqa: E402
 from processes import stat_of  # noqa: E402
 
-DEFAULT_SECONDS = 60
+DEFAULT_SECONDS = sizes.of_run(20, 60, 60)
 SLOWEST_INPUT_S = 25  # of the clock: on two cores five targets take turns
 MEMORY_MIB = 2048
 LONGEST_INPUT = 16384

@@ -16,7 +16,7 @@ import json
 import logging
 import subprocess
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator
 
 import numpy as np
 
@@ -149,13 +149,38 @@ def theirs(directory: Path) -> Any:
         return error
 
 
-def ours(worker: str, directory: Path, tokens: Path) -> Any:
+class ForkingWorker:
+    """hedgerow-worker's command lines, one after the other, by tests/support/budget/forking_worker.cpp."""
+
+    def __init__(self, program: Path, scratch: Path) -> None:
+        self.out, self.err = scratch / "stdout", scratch / "stderr"
+        self.process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def __call__(self, words: list[str]) -> subprocess.CompletedProcess:
+        request = {"arguments": words, "stdout": str(self.out), "stderr": str(self.err)}
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise AssertionError(f"{self.process.args[0]} ended with {self.process.wait()} at {words}")
+        return subprocess.CompletedProcess(words, int(answer), self.out.read_text(), self.err.read_text())
+
+    def close(self) -> None:
+        self.process.communicate()  # the end of its stdin ends it
+
+
+def started(worker: Path) -> Callable[[list[str]], subprocess.CompletedProcess]:
+    """The program itself, a process a command line."""
+    return lambda words: subprocess.run([worker, *words], capture_output=True, text=True)
+
+
+def ours(worker: Callable[[list[str]], subprocess.CompletedProcess], directory: Path, tokens: Path) -> Any:
     """The worker's logits, or its refusal as (exit code, message)."""
     from safetensors.torch import load_file
 
     logits = directory.with_suffix(".logits")
-    done = subprocess.run([worker, "evaluate", "--model", directory, "--tokens", tokens, "--compute-dtype", "fp32",
-                           "--logits", logits, "--json"], capture_output=True, text=True)
+    done = worker(["evaluate", "--model", str(directory), "--tokens", str(tokens), "--compute-dtype", "fp32", "--logits", str(logits),
+                   "--json"])
     if done.returncode:
         return done.returncode, done.stderr.strip()
     found = load_file(logits)["logits"].clone()
@@ -198,12 +223,12 @@ def changed_model(base: Path, original: dict[str, Any], change: dict[str, Any], 
     return directory
 
 
-def walk(worker: str, scratch: Path, make_model: Any, write_tokens: Any) -> list[str]:
-    """The disagreements, one line each. The worker computes beside transformers."""
+def walk(program: Path, scratch: Path, make_model: Any, write_tokens: Any) -> list[str]:
+    """The disagreements, one line each. The worker, which `program` forks, computes beside transformers."""
     problems = []
     write_tokens(scratch / "tokens.h5", token_ids(), COMMON["vocab_size"])
     changes = [{}, *CHANGES]
-    with concurrent.futures.ThreadPoolExecutor(2) as beside:
+    with contextlib.closing(ForkingWorker(program, scratch)) as worker, concurrent.futures.ThreadPoolExecutor(1) as beside:
         for family, config in configurations():
             base = scratch / family
             make_model(config, base)

@@ -107,6 +107,10 @@ class Strangers(unittest.TestCase):
     def rows(self, model: Path | str, data: Path, *more: object, add_bos: str = "", **where: Any) -> np.ndarray:
         """The training sequences of `data`, as `hedgerow init` names it and `hedgerow tokenize` reads it."""
         self.ok(self.init(model, data, *more, **where))
+        return self.tokenized(model, add_bos, **where)
+
+    def tokenized(self, model: Path | str, add_bos: str = "", **where: Any) -> np.ndarray:
+        """The same where `hedgerow init` has written its recipe."""
         recipe = self.root / "recipe.toml"
         section = tomllib.loads(recipe.read_text())["data"]["transfer"]
         bos = add_bos or ('"auto"' if section["add_bos"] == "auto" else str(section["add_bos"]).lower())
@@ -208,7 +212,7 @@ class Strangers(unittest.TestCase):
         for _, config in config_walk.configurations():
             missing = config_walk.attributes_of(config) - config_walk.keys_walked() - config_walk.NOT_COMPUTED_WITH
             self.assertFalse(missing, "attributes of transformers' class that nothing here changes")
-        problems = config_walk.walk(BIN / "hedgerow-worker", self.root,
+        problems = config_walk.walk(BIN / "hedgerow-worker-forking", self.root,
                                     lambda config, out: models.random_model(config).save_pretrained(out), write_tokens)
         self.assertFalse(problems, "\n".join(problems))
 
@@ -216,7 +220,7 @@ class Strangers(unittest.TestCase):
         tokens = self.root / "tokens.h5"
         vocab_size = json.loads((model / "config.json").read_text())["vocab_size"]
         write_tokens(tokens, config_walk.token_ids(), vocab_size)
-        found = config_walk.ours(BIN / "hedgerow-worker", model, tokens)
+        found = config_walk.ours(config_walk.started(BIN / "hedgerow-worker"), model, tokens)
         return config_walk.verdict({}, config_walk.theirs(model), found) if not isinstance(found, tuple) else str(found)
 
     def rewritten(self, change: Any, config: dict | None = None) -> Path:
@@ -387,7 +391,7 @@ class Strangers(unittest.TestCase):
                 self.refused(done, data.name)
             else:
                 self.ok(done)
-                rows = self.rows(model, data)
+                rows = self.tokenized(model)
                 self.assertGreater(rows.size, 0)
                 if case.name in CHATS:
                     self.compare_chats(model, data, rows)
@@ -397,7 +401,7 @@ class Strangers(unittest.TestCase):
             write_tokens(tokens, config_walk.token_ids(), models.CONFIG["vocab_size"])
             keys = json.loads((case / "config.json").read_text())
             problem = config_walk.verdict(keys, config_walk.theirs(model),
-                                          config_walk.ours(BIN / "hedgerow-worker", model, tokens))
+                                          config_walk.ours(config_walk.started(BIN / "hedgerow-worker"), model, tokens))
             self.assertEqual(problem, "")
         else:
             return False

@@ -23,7 +23,7 @@ namespace {
 using namespace hedgerow::simulator;
 
 struct Options {
-  std::uint64_t seeds = 100, release_seeds = 0, first = 1, min_events = 0;
+  std::uint64_t seeds = 100, all_seeds = 0, release_seeds = 0, first = 1, min_events = 0;
   int workers = 0;
   unsigned threads = std::thread::hardware_concurrency();
   std::string json;
@@ -125,6 +125,9 @@ int main(int argc, char** argv) {
   Options options;
   CLI::App app("Simulates the coordinator and its workers");
   app.add_option("--seeds", options.seeds, "how many")->capture_default_str();
+  app.add_option("--all-seeds",
+                 options.all_seeds,
+                 "how many where HEDGEROW_TEST_ALL is set (tests/run --all)");
   app.add_option("--release-seeds",
                  options.release_seeds,
                  "how many where HEDGEROW_TEST_RELEASE is set (tests/run --release)");
@@ -142,6 +145,8 @@ int main(int argc, char** argv) {
   }
   if (options.release_seeds > 0 && std::getenv("HEDGEROW_TEST_RELEASE") != nullptr)
     options.seeds = options.release_seeds;
+  else if (options.all_seeds > 0 && std::getenv("HEDGEROW_TEST_ALL") != nullptr)
+    options.seeds = options.all_seeds;
   const auto begin = std::chrono::steady_clock::now();
   const Outcome outcome = simulate(options);
   return report(options,

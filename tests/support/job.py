@@ -7,10 +7,12 @@ files, and kills processes at the places that storage/base/fault_point.hpp names
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gzip
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +26,7 @@ from typing import Callable, Iterator, TypeVar
 T = TypeVar("T")
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+SUPPORT = Path(__file__).resolve().parent
 HUGGINGFACE = REPOSITORY / "deploy" / "huggingface"
 CACHE = Path(os.environ.get("HEDGEROW_CACHE", Path.home() / ".cache" / "hedgerow"))
 TEXT = CACHE / "data" / "jargon.txt.gz"
@@ -85,6 +88,11 @@ def binary_directory() -> Path:
     if not (directory / "hedgerow").exists():
         raise unittest.SkipTest(f"{directory}/hedgerow is not built")
     return directory
+
+
+def made_once() -> Path:
+    """The build's folder of what a test run makes once, which tests/run empties when it begins."""
+    return binary_directory().parent / "made_once"
 
 
 def cut_model(layers: int) -> Path:
@@ -155,6 +163,9 @@ class Ended:
 class Job:
     """A run directory under a temporary directory that is removed with the object; its recipe is recipe_text(changes, text)."""
 
+    # Commands get tokens that were made before of the same text (remembered_tokens.py). False where a test is about making them.
+    remembers_tokens = True
+
     def __init__(self, changes: dict[str, object] | None = None, text: Path | None = None) -> None:
         self.bin = binary_directory()
         self.model = cut_model(4)
@@ -164,18 +175,33 @@ class Job:
         self.recipe = self.root / "recipe.toml"
         self.recipe.write_text(recipe_text(changes, text))
 
+    @classmethod
+    def finished(cls) -> Job:
+        """RECIPE's run, done: a copy of the one that the first test to ask for it makes."""
+        made = cls()
+        subprocess.run(["cp", "-a", "--reflink=auto", finished_run(), made.run_directory], check=True)
+        return made
+
     def close(self) -> None:
         self.kill_leftovers()
         self._temporary.cleanup()
 
     def command(self, *words: str | Path, timeout: float = 300, fault: str = "", **environment: str) -> Ended:
         """`hedgerow <words>`; `fault` is a place as storage/base/fault_point.hpp takes it, hit by one process only."""
-        env = {**os.environ, "NO_COLOR": "1", **environment}
+        env = {**self.environment(), **environment}
         if fault:
             env |= {"HEDGEROW_FAULT": fault, "HEDGEROW_FAULT_ONCE": str(self.root / f"killed.{fault}")}
         done = subprocess.run([self.bin / "hedgerow", *map(str, words)], capture_output=True, text=True, timeout=timeout,
                               env=env, stdin=subprocess.DEVNULL)
         return Ended(done.returncode, done.stdout, done.stderr)
+
+    def environment(self) -> dict[str, str]:
+        """Of every command."""
+        found = {**os.environ, "NO_COLOR": "1"}
+        if self.remembers_tokens and "HEDGEROW_PYTHON" not in found:
+            found |= {"HEDGEROW_PYTHON": str(SUPPORT / "budget" / "remembering_python"), "HEDGEROW_TEST_PYTHON": sys.executable,
+                      "HEDGEROW_TEST_TOKENS": str(made_once() / "tokens")}
+        return found
 
     def run(self, **kwargs: object) -> Ended:
         return self.command("run", "--run", self.run_directory, "--recipe", self.recipe, **kwargs)
@@ -224,7 +250,7 @@ class Job:
         """`hedgerow <words>` in the background; killed with the workers that it started if the test fails."""
         process = subprocess.Popen([self.bin / "hedgerow", *map(str, words)], stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL,
-                                   env={**os.environ, "NO_COLOR": "1"})
+                                   env=self.environment())
         try:
             yield process
         finally:
@@ -246,6 +272,30 @@ class Job:
 
     def artifacts(self) -> dict[str, str]:
         return artifacts_of(self.run_directory)
+
+
+def finished_run() -> Path:
+    """RECIPE's run, done, to be read and never written: made once for these programs, in the build's folder. tests/run begins without."""
+    recipe, programs = recipe_text(), binary_directory()
+    made_by = [programs / "hedgerow", programs / "hedgerow-worker", *sorted(HUGGINGFACE.rglob("*.py"))]
+    key = [recipe, *(f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in made_by)]
+    directory = made_once() / "runs" / hashlib.sha256("\n".join(key).encode()).hexdigest()[:16]
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with open(directory.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # who comes second waits for the first
+        if not directory.exists():
+            one = Job()
+            try:
+                ended = one.run()
+                if ended.code != 0:
+                    raise AssertionError(f"hedgerow run: {ended}")
+                copy = directory.with_suffix(".part")
+                shutil.rmtree(copy, ignore_errors=True)  # of one that was killed
+                shutil.copytree(one.run_directory, copy, symlinks=True)
+                copy.rename(directory)
+            finally:
+                one.close()
+    return directory
 
 
 def wait_until(condition: Callable[[], T | None], process: subprocess.Popen | None, timeout_s: float = 60) -> T:

@@ -24,8 +24,27 @@ ALL_TAILS_CHARACTERS = 9000  # what many failures share: of a run that is follow
 class Results:
     passed: list[str] = field(default_factory=list)
     failed: list[tuple[str, str]] = field(default_factory=list)  # name and seconds, output
+    more_failed: int = 0  # tests of suites that stand once in `failed`, less one each
     skipped: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))  # names by reason
     skipped_in_part: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))  # of passed modules, a name each time
+
+
+def of_suite(name: str, output: str) -> tuple[int, dict[str, list[str]], int] | None:
+    """Of an entry that is a suite of GoogleTest: how many of its tests passed, which were skipped, by reason, and how many failed.
+
+    A long output has lost its begin, and with it some of the reasons; the counts and the names of what was skipped stand last.
+    """
+    ran = re.findall(r"^\[==========\] (\d+) tests? from \d+ test suites? ran", output, re.MULTILINE)
+    if not ran or "." in name or suite_of(name + ".") == name + ".":
+        return None
+    listed = output[output.rindex("[==========]"):]
+    failed = re.findall(r"^\[  FAILED  \] [^\n.]+\.", listed, re.MULTILINE)
+    left_out = re.findall(r"^\[  SKIPPED \] ([^\s.]+\.\S+)$", listed, re.MULTILINE)
+    reasons = dict(zip(reversed(left_out), reversed(skip_reasons(output))))
+    skipped: dict[str, list[str]] = defaultdict(list)
+    for test in left_out:
+        skipped[reasons.get(test, NO_REASON)].append(test)
+    return int(ran[-1]) - len(failed) - len(left_out), skipped, len(failed)
 
 
 def skip_reasons(output: str) -> list[str]:
@@ -60,6 +79,15 @@ def read(path: str, results: Results) -> None:
         output = case.findtext("system-out") or ""
         failure = (f"{name} ({float(case.get('time', 0)):.1f} s)", output)
         element = case.find("skipped")
+        if suite := of_suite(name, output):
+            count, skipped, failures = suite
+            results.passed += [name] * count
+            for reason, names in skipped.items():
+                results.skipped[reason] += names
+            if failures or (element is None and status != "run"):
+                results.failed.append(failure)
+                results.more_failed += max(0, failures - 1)
+            continue
         if element is not None or status in ("notrun", "disabled"):
             message = element.get("message", "") if element is not None else ""
             if message.startswith("Unable to find"):  # not built, which is no reason to skip
@@ -86,7 +114,7 @@ def main() -> int:
         print(f"---- the end of {name}\n{tail(output, min(TAIL_CHARACTERS, room))}")
     for name, _ in results.failed:
         print(f"FAILED {name}")
-    print(f"{len(results.passed)} passed, {len(results.failed)} failed, {sum(map(len, results.skipped.values()))} skipped")
+    print(f"{len(results.passed)} passed, {len(results.failed) + results.more_failed} failed, {sum(map(len, results.skipped.values()))} skipped")
     return 1 if results.failed or not results.passed else 0
 
 

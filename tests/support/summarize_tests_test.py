@@ -14,6 +14,14 @@ from pathlib import Path
 from xml.sax.saxutils import escape, quoteattr
 
 SUMMARIZE = Path(__file__).resolve().parent / "summarize_tests.py"
+SUITE = """\
+[ RUN      ] Cuda/Hybrid.Holds/0
+[       OK ] Cuda/Hybrid.Holds/0 (0 ms)
+%s[----------] 4 tests from Cuda/Hybrid (0 ms total)
+
+[==========] 4 tests from 1 test suite ran. (1 ms total)
+[  PASSED  ] %d tests.
+%s"""
 GOOGLETEST_SKIP = "a_test.cpp:9: Skipped\nno CUDA device\n\n[  SKIPPED ] It (0 ms)\n"
 PYTHON_SKIP = "..\nOK\nSKIPPED links_test.Links.test_cut: the ip command is absent\n"
 
@@ -71,6 +79,26 @@ class Summary(unittest.TestCase):
                                  "skipped, no CUDA device: CudaHybrid (16), OtherDevice (1)",
                                  "skipped, the ip command is absent: faults.links_test (1)",
                                  "1 passed, 0 failed, 19 skipped"])
+
+    def test_a_suite_counts_by_its_tests(self) -> None:
+        skips = [f"Cuda/Hybrid.Holds/{number}" for number in (1, 2)]
+        said = "".join(f"[ RUN      ] {skip}\na_test.cpp:9: Skipped\n{reason}\n\n[  SKIPPED ] {skip} (0 ms)\n"
+                       for skip, reason in zip(skips, ("no CUDA device", "no fp8")))
+        listed = "[  SKIPPED ] 2 tests, listed below:\n" + "".join(f"[  SKIPPED ] {skip}\n" for skip in skips)
+        failures = ("[  FAILED  ] 2 tests, listed below:\n[  FAILED  ] Cuda/Hybrid.Holds/0, where GetParam() = 1.5\n"
+                    "[  FAILED  ] Cuda/Hybrid.Holds/3, where GetParam() = 2\n\n 2 FAILED TESTS\n")
+        reasons = ["skipped, no CUDA device: Hybrid (1)", "skipped, no fp8: Hybrid (1)"]
+        self.assertEqual(self.summarize(passed("Cuda/Hybrid", SUITE % (said, 2, listed)), code=0),
+                         [*reasons, "2 passed, 0 failed, 2 skipped"])
+        lines = self.summarize(failed("Cuda/Hybrid", SUITE % (said, 0, listed + failures)), passed("A.One"), code=1)
+        self.assertEqual((lines[:2], lines[-2:]), (reasons, ["FAILED Cuda/Hybrid (1.2 s)", "1 passed, 2 failed, 2 skipped"]))
+        begin = SUITE.index("[---")  # what is left of a long output
+        self.assertEqual(self.summarize(passed("Cuda/Hybrid", SUITE[begin:].replace("%s", listed).replace("%d", "2")), code=0),
+                         ["skipped, no reason given: Hybrid (2)", "2 passed, 0 failed, 2 skipped"])
+        died = "[ RUN      ] Hybrid.Holds\nSegmentation fault\n"
+        self.assertEqual(self.summarize(failed("Hybrid", died), passed("A.One"), code=1)[-1], "1 passed, 1 failed, 0 skipped")
+        # All tests passed and the process ended otherwise: a leak, a crash behind the last test.
+        self.assertEqual(self.summarize(failed("Hybrid", SUITE % ("", 4, "")), code=1)[-1], "4 passed, 1 failed, 0 skipped")
 
     def test_a_module_that_passed_says_which_of_its_tests_were_skipped(self) -> None:
         lines = self.summarize(passed("faults.paused_test", PYTHON_SKIP + PYTHON_SKIP), code=0)
