@@ -23,7 +23,7 @@ constexpr std::int64_t kFlushTokens = 64;
 // One thread's walk over (row, kv head) tasks.
 class DecodeHead {
  public:
-  DecodeHead(const HybridProblem& problem, const DecodeState& state)
+  DecodeHead(const TiledProblem& problem, const DecodeState& state)
       : problem_(problem),
         state_(state),
         slots_(state.window_k.size(2)),
@@ -348,7 +348,7 @@ class DecodeHead {
                 static_cast<std::size_t>(problem_.shape.D * bytes));
   }
 
-  const HybridProblem& problem_;
+  const TiledProblem& problem_;
   const DecodeState& state_;
   std::int64_t slots_, width_, lanes_, b_ = 0, g_ = 0;
   TileMap map_q_, map_k_;
@@ -358,7 +358,7 @@ class DecodeHead {
 };
 
 template <typename Task>
-void for_each_head(const HybridProblem& problem, const DecodeState& state, const Task& task) {
+void for_each_head(const TiledProblem& problem, const DecodeState& state, const Task& task) {
   at::parallel_for(
       0, problem.shape.B * problem.shape.G, 1, [&](std::int64_t begin, std::int64_t end) {
         const ProductsScope scope(problem.products);
@@ -381,7 +381,7 @@ void prefill_state_cpu(const at::Tensor& k,
   // Queries play no part; any tensor of the right number of heads gives the problem its shape.
   const std::int64_t num_heads = num_query_heads(parameters, state.kv_state.size(1));
   const at::Tensor heads = k.select(1, 0).unsqueeze(1).expand({-1, num_heads, -1, -1});
-  const HybridProblem problem = on_cpu(make_hybrid_problem(heads, k, v, parameters, options));
+  const TiledProblem problem = on_cpu(make_hybrid_problem(heads, k, v, parameters, options));
   for_each_head(problem, state, [&](DecodeHead& head, std::int64_t, std::int64_t length) {
     const std::int64_t begin = head.begin_after(length);
     const bool recalls = options.recall_cache > 0;
@@ -407,7 +407,7 @@ at::Tensor decode_step_cpu(const at::Tensor& q,
                            const HybridParameters& parameters,
                            const HybridOptions& options,
                            const DecodeState& state) {
-  const HybridProblem problem = on_cpu(
+  const TiledProblem problem = on_cpu(
       make_hybrid_problem(q.unsqueeze(2), k.unsqueeze(2), v.unsqueeze(2), parameters, options));
   const at::Tensor y = at::empty(q.sizes(), q.options());
   const bool recalls = options.recall_cache > 0;

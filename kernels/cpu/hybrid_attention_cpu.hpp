@@ -12,7 +12,7 @@
 namespace hedgerow::kernels::cpu {
 
 // The problem, and how this processor walks it.
-struct HybridProblem : kernels::HybridProblem {
+struct TiledProblem : kernels::HybridProblem {
   Products products = Products::kFloat;
   // What a forward's recall cache holds after each choice (recall_choices()); undefined: no cache.
   at::Tensor recalled = {};
@@ -47,16 +47,16 @@ struct HybridProblem : kernels::HybridProblem {
 };
 
 // The problem with the products that suit this processor and the map.
-HybridProblem on_cpu(const kernels::HybridProblem& problem);
+TiledProblem on_cpu(const kernels::HybridProblem& problem);
 
 // Makes the choices of options.recall_cache itself. Its backward knows no cache.
-HybridForward hybrid_forward_cpu(const HybridProblem& problem, bool keep_for_backward);
+HybridForward hybrid_forward_cpu(const TiledProblem& problem, bool keep_for_backward);
 // (S, z) at the inner borders of each head's segments, fp32 (hybrid_segments_cpu.hpp): the one
 // entry of `saved`, the same bytes. Undefined with one segment.
-at::Tensor sum_states(const HybridProblem& problem);
+at::Tensor sum_states(const TiledProblem& problem);
 // Without an entry in `forward.saved`, which the operators of kernels/ops do not carry, the states
 // are summed again.
-HybridGradients hybrid_backward_cpu(const HybridProblem& problem,
+HybridGradients hybrid_backward_cpu(const TiledProblem& problem,
                                     const HybridForward& forward,
                                     const at::Tensor& dy,
                                     const HybridNeeds& needs);

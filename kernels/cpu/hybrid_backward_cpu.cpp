@@ -139,7 +139,7 @@ at::Tensor of_sequences(const at::Tensor& partial) {
 }
 
 // d logit(g) = (1 - g) sum_i t_i, from totals [B, N, H].
-at::Tensor factor_gradient(const HybridProblem& problem, const at::Tensor& totals) {
+at::Tensor factor_gradient(const TiledProblem& problem, const at::Tensor& totals) {
   if (!totals.defined()) {
     return {};
   }
@@ -147,7 +147,7 @@ at::Tensor factor_gradient(const HybridProblem& problem, const at::Tensor& total
   return fold_batch((sums * (1.0 - problem.gate.to(at::kDouble))).to(at::kFloat));
 }
 
-BackwardPartials make_partials(const HybridProblem& problem, const HybridNeeds& needs) {
+BackwardPartials make_partials(const TiledProblem& problem, const HybridNeeds& needs) {
   const auto [B, H, G, T, D] = problem.shape;
   const at::TensorOptions floats = problem.q.options().dtype(at::kFloat);
   const std::int64_t N = problem.num_segments(), U = problem.key_heads, f = problem.projected;
@@ -176,7 +176,7 @@ BackwardPartials make_partials(const HybridProblem& problem, const HybridNeeds& 
 
 }  // namespace
 
-HybridGradients hybrid_backward_cpu(const HybridProblem& problem,
+HybridGradients hybrid_backward_cpu(const TiledProblem& problem,
                                     const HybridForward& forward,
                                     const at::Tensor& dy,
                                     const HybridNeeds& needs) {

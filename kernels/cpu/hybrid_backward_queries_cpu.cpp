@@ -7,7 +7,7 @@
 
 namespace hedgerow::kernels::cpu {
 
-WalkerSizes::WalkerSizes(const HybridProblem& problem, const HybridNeeds& needs)
+WalkerSizes::WalkerSizes(const TiledProblem& problem, const HybridNeeds& needs)
     : D(problem.shape.D),
       F(problem.F),
       sinks(problem.num_sinks()),
@@ -16,8 +16,7 @@ WalkerSizes::WalkerSizes(const HybridProblem& problem, const HybridNeeds& needs)
       width(padded(problem.shape.D)),
       chunks(std::min(problem.chunks_per_segment(), problem.num_chunks())),
       lag(problem.state_lag()),
-      tiles_per_chunk((problem.chunk() + HybridProblem::kQueryTile - 1) /
-                      HybridProblem::kQueryTile),
+      tiles_per_chunk((problem.chunk() + TiledProblem::kQueryTile - 1) / TiledProblem::kQueryTile),
       tiles(problem.key_group() * query_chunks() * tiles_per_chunk),
       key_rows((chunks + 2 * lag) * problem.chunk()),
       near_linear(problem.options.window != WindowLayout::kTerraced),
@@ -27,7 +26,7 @@ WalkerSizes::WalkerSizes(const HybridProblem& problem, const HybridNeeds& needs)
       dk(needs.k),
       dv(needs.v) {}
 
-BackwardWalker::BackwardWalker(const HybridProblem& problem,
+BackwardWalker::BackwardWalker(const TiledProblem& problem,
                                const HybridForward& forward,
                                const at::Tensor& states,
                                const at::Tensor& dy,
@@ -39,11 +38,11 @@ BackwardWalker::BackwardWalker(const HybridProblem& problem,
       needs_(needs),
       out_(out),
       sizes_(problem, needs),
-      q_rows_(problem.q, HybridProblem::kQueryTile),
+      q_rows_(problem.q, TiledProblem::kQueryTile),
       k_rows_(problem.k, sizes_.key_rows),
       v_rows_(problem.v, sizes_.key_rows),
-      y_rows_(forward.y_saved, HybridProblem::kQueryTile),
-      dy_rows_(dy, HybridProblem::kQueryTile),
+      y_rows_(forward.y_saved, TiledProblem::kQueryTile),
+      dy_rows_(dy, TiledProblem::kQueryTile),
       sink_k_rows_(problem.k, problem.num_sinks()),
       sink_v_rows_(problem.v, problem.num_sinks()),
       map_q_(problem, problem.map_q, problem.tile_lanes()),
@@ -144,7 +143,7 @@ void BackwardWalker::sum(const Segment& segment, float* own) {
 std::int64_t BackwardWalker::tile_index(std::int64_t query) const {
   const std::int64_t chunk = query / problem_.chunk();
   return (member_ * sizes_.query_chunks() + chunk - segment_.first_chunk) * sizes_.tiles_per_chunk +
-         (query - chunk * problem_.chunk()) / HybridProblem::kQueryTile;
+         (query - chunk * problem_.chunk()) / TiledProblem::kQueryTile;
 }
 
 void BackwardWalker::ascend(std::int64_t chunk) {

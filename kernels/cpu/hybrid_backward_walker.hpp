@@ -45,7 +45,7 @@ struct BackwardPartials {
 
 // The sizes of a walk's tiles and of a segment, and what of it is asked for.
 struct WalkerSizes {
-  WalkerSizes(const HybridProblem& problem, const HybridNeeds& needs);
+  WalkerSizes(const TiledProblem& problem, const HybridNeeds& needs);
 
   std::int64_t D, F, sinks;
   std::int64_t ld, ld_chunk;  // lanes of a tile of queries, and of a chunk of keys
@@ -93,7 +93,7 @@ struct WalkerScratch {
 // (dS, dz).
 class BackwardWalker {
  public:
-  BackwardWalker(const HybridProblem& problem,
+  BackwardWalker(const TiledProblem& problem,
                  const HybridForward& forward,
                  const at::Tensor& states,
                  const at::Tensor& dy,
@@ -166,7 +166,7 @@ class BackwardWalker {
     return x.data() + (key - (segment_.first_chunk - lag()) * problem_.chunk()) * sizes_.width;
   }
 
-  const HybridProblem& problem_;
+  const TiledProblem& problem_;
   const HybridForward& forward_;
   const at::Tensor& states_;
   const HybridNeeds& needs_;

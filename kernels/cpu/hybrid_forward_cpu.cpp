@@ -23,11 +23,11 @@ namespace {
 
 class ForwardWalker {
  public:
-  ForwardWalker(const HybridProblem& problem, const HybridForward& out)
+  ForwardWalker(const TiledProblem& problem, const HybridForward& out)
       : problem_(problem),
         out_(out),
         max_rows_((problem.chunks_per_segment() + problem.state_lag()) * problem.chunk()),
-        q_rows_(problem.q, HybridProblem::kQueryTile),
+        q_rows_(problem.q, TiledProblem::kQueryTile),
         k_rows_(problem.k, max_rows_),
         v_rows_(problem.v.defined() ? problem.v : problem.k, max_rows_),
         sink_k_rows_(problem.k, problem.num_sinks()),
@@ -326,7 +326,7 @@ class ForwardWalker {
                 y.stride(2));
   }
 
-  const HybridProblem& problem_;
+  const TiledProblem& problem_;
   const HybridForward& out_;
   std::int64_t max_rows_;
   HeadRows q_rows_, k_rows_, v_rows_, sink_k_rows_, sink_v_rows_, recall_k_rows_, recall_v_rows_;
@@ -343,7 +343,7 @@ class ForwardWalker {
 
 }  // namespace
 
-HybridProblem on_cpu(const kernels::HybridProblem& problem) {
+TiledProblem on_cpu(const kernels::HybridProblem& problem) {
   // The features of ELU+1 are large, so the linear side's sum, from which a window factor has its
   // gradient, cancels: in bf16 that gradient was off by a fifth.
   const bool cancels = problem.options.row().fp32_products;
@@ -351,7 +351,7 @@ HybridProblem on_cpu(const kernels::HybridProblem& problem) {
   return {problem, products, {}};
 }
 
-at::Tensor sum_states(const HybridProblem& problem) {
+at::Tensor sum_states(const TiledProblem& problem) {
   const at::Tensor states = make_borders(problem);
   if (states.defined()) {
     const HybridForward nothing;
@@ -362,8 +362,8 @@ at::Tensor sum_states(const HybridProblem& problem) {
   return states;
 }
 
-HybridForward hybrid_forward_cpu(const HybridProblem& given, bool keep_for_backward) {
-  HybridProblem problem = given;
+HybridForward hybrid_forward_cpu(const TiledProblem& given, bool keep_for_backward) {
+  TiledProblem problem = given;
   if (problem.v.defined()) problem.recalled = recall_choices(problem);
   HybridForward out = make_hybrid_forward(problem, keep_for_backward);
   const at::Tensor states = make_borders(problem);

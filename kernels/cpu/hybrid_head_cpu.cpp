@@ -61,17 +61,17 @@ Rows HeadRows::rows(std::int64_t b, std::int64_t head, std::int64_t first, std::
   return {space_.data(), ld_, first};
 }
 
-ChunkRange chunk_range(const HybridProblem& problem, std::int64_t chunk) {
+ChunkRange chunk_range(const TiledProblem& problem, std::int64_t chunk) {
   const std::int64_t begin = chunk * problem.chunk();
   return {begin, std::min(begin + problem.chunk(), problem.shape.T)};
 }
 
-QueryTile query_tile(const HybridProblem& problem, std::int64_t begin) {
+QueryTile query_tile(const TiledProblem& problem, std::int64_t begin) {
   const std::int64_t chunk = begin / problem.chunk();
   const std::int64_t window = problem.options.window_size;
   QueryTile tile{};
   tile.begin = begin;
-  tile.end = std::min(begin + HybridProblem::kQueryTile, chunk_range(problem, chunk).end);
+  tile.end = std::min(begin + TiledProblem::kQueryTile, chunk_range(problem, chunk).end);
   tile.keys_begin = std::max<std::int64_t>(0, chunk - problem.state_lag()) * problem.chunk();
   switch (problem.options.window) {
     case WindowLayout::kNone:
@@ -93,7 +93,7 @@ QueryTile query_tile(const HybridProblem& problem, std::int64_t begin) {
   return tile;
 }
 
-void query_gates(const HybridProblem& problem, const QueryTile& tile, float gate, float* gates) {
+void query_gates(const TiledProblem& problem, const QueryTile& tile, float gate, float* gates) {
   std::fill(gates, gates + padded(tile.queries()), gate);
   if (!problem.options.caps_linear()) return;
   for (std::int64_t i = 0; i < tile.queries(); ++i) {
@@ -117,7 +117,7 @@ at::Tensor fold_layer(const at::Tensor& partial, std::int64_t head_dim) {
                            : at::Tensor();
 }
 
-TileMap::TileMap(const HybridProblem& problem,
+TileMap::TileMap(const TiledProblem& problem,
                  const FeatureMapWeights& weights,
                  std::int64_t max_tokens)
     : problem_(problem),
@@ -210,7 +210,7 @@ void TileMap::backward(const float* phi,
            true);
 }
 
-void key_features(const HybridProblem& problem,
+void key_features(const TiledProblem& problem,
                   TileMap& map,
                   Rows k,
                   ChunkRange keys,
@@ -220,7 +220,7 @@ void key_features(const HybridProblem& problem,
   clear_sinks(problem, keys.begin, phi, ld);
 }
 
-void clear_sinks(const HybridProblem& problem, std::int64_t first_key, float* x, std::int64_t ld) {
+void clear_sinks(const TiledProblem& problem, std::int64_t first_key, float* x, std::int64_t ld) {
   const std::int64_t columns = problem.num_sinks() - first_key;
   if (columns <= 0) {
     return;

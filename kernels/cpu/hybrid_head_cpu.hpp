@@ -75,22 +75,22 @@ struct QueryTile {
   [[nodiscard]] std::int64_t window_rows() const { return num_sinks + keys(); }
   [[nodiscard]] std::int64_t linear_rows() const { return linear_end - keys_begin; }
 };
-QueryTile query_tile(const HybridProblem& problem, std::int64_t begin);
+QueryTile query_tile(const TiledProblem& problem, std::int64_t begin);
 // gates [padded(queries)]: the head's gate times window_gain of each query; of the head alone
 // without a cap.
-void query_gates(const HybridProblem& problem, const QueryTile& tile, float gate, float* gates);
+void query_gates(const TiledProblem& problem, const QueryTile& tile, float gate, float* gates);
 
 struct ChunkRange {
   std::int64_t begin, end;
   [[nodiscard]] std::int64_t tokens() const { return end - begin; }
 };
-ChunkRange chunk_range(const HybridProblem& problem, std::int64_t chunk);
+ChunkRange chunk_range(const TiledProblem& problem, std::int64_t chunk);
 
 // Calls visit(tile) for the query tiles of one chunk in ascending order.
 template <typename Visit>
-void for_tiles(const HybridProblem& problem, std::int64_t chunk, const Visit& visit) {
+void for_tiles(const TiledProblem& problem, std::int64_t chunk, const Visit& visit) {
   const ChunkRange range = chunk_range(problem, chunk);
-  for (std::int64_t begin = range.begin; begin < range.end; begin += HybridProblem::kQueryTile) {
+  for (std::int64_t begin = range.begin; begin < range.end; begin += TiledProblem::kQueryTile) {
     visit(query_tile(problem, begin));
   }
 }
@@ -104,7 +104,7 @@ at::Tensor fold_layer(const at::Tensor& partial, std::int64_t head_dim);
 // One side's map on tiles of tokens.
 class TileMap {
  public:
-  TileMap(const HybridProblem& problem, const FeatureMapWeights& weights, std::int64_t max_tokens);
+  TileMap(const TiledProblem& problem, const FeatureMapWeights& weights, std::int64_t max_tokens);
   void select_head(std::int64_t head) { head_ = head; }
   // phi [F, padded(tokens)], row stride ld, from x [tokens, D]; x_transposed [D, padded(tokens)] if
   // the caller has it.
@@ -129,7 +129,7 @@ class TileMap {
                 std::int64_t ld_dx);
 
  private:
-  const HybridProblem& problem_;
+  const TiledProblem& problem_;
   const float* layer_;  // [H, D, f] or null
   const float* bias_;   // [H, f] or null
   std::int64_t head_ = 0, lanes_;
@@ -138,13 +138,13 @@ class TileMap {
 };
 
 // phi_k of one chunk's keys; columns of sinks, which are never linear, are 0.
-void key_features(const HybridProblem& problem,
+void key_features(const TiledProblem& problem,
                   TileMap& map,
                   Rows k,
                   ChunkRange keys,
                   float* phi,
                   std::int64_t ld);
 // x [F, keys]: zeroes the columns of sinks among the keys first_key, first_key + 1, ...
-void clear_sinks(const HybridProblem& problem, std::int64_t first_key, float* x, std::int64_t ld);
+void clear_sinks(const TiledProblem& problem, std::int64_t first_key, float* x, std::int64_t ld);
 
 }  // namespace hedgerow::kernels::cpu

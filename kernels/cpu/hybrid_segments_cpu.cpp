@@ -10,24 +10,24 @@ constexpr double kCostOfSums = 0.25;
 
 }  // namespace
 
-Segment segment_of(const HybridProblem& problem, std::int64_t index) {
+Segment segment_of(const TiledProblem& problem, std::int64_t index) {
   const std::int64_t first = index * problem.chunks_per_segment();
   return {index, first, std::min(first + problem.chunks_per_segment(), problem.num_chunks())};
 }
 
-ChunkRange tokens_of(const HybridProblem& problem, std::int64_t first, std::int64_t end) {
+ChunkRange tokens_of(const TiledProblem& problem, std::int64_t first, std::int64_t end) {
   const std::int64_t T = problem.shape.T;
   return {std::clamp<std::int64_t>(first * problem.chunk(), 0, T),
           std::clamp<std::int64_t>(end * problem.chunk(), 0, T)};
 }
 
-SegmentState::SegmentState(const HybridProblem& problem)
+SegmentState::SegmentState(const TiledProblem& problem)
     : column_(problem.F * padded(problem.shape.D)),
       num_floats_(num_floats(problem)),
       own_(num_floats_),
       sum_(problem.num_segments() > 1 ? num_floats_ : 0) {}
 
-std::int64_t SegmentState::num_floats(const HybridProblem& problem) {
+std::int64_t SegmentState::num_floats(const TiledProblem& problem) {
   return problem.F * padded(problem.shape.D) + padded(problem.F);
 }
 
@@ -45,7 +45,7 @@ void SegmentState::settle() {
   }
 }
 
-at::Tensor make_borders(const HybridProblem& problem) {
+at::Tensor make_borders(const TiledProblem& problem) {
   const std::int64_t borders = problem.num_segments() - 1;
   return borders == 0 ? at::Tensor()
                       : at::empty({problem.shape.B * problem.key_heads,
@@ -54,7 +54,7 @@ at::Tensor make_borders(const HybridProblem& problem) {
                                   problem.q.options().dtype(at::kFloat));
 }
 
-WalkPlan plan_walk(const HybridProblem& problem, std::int64_t num_threads) {
+WalkPlan plan_walk(const TiledProblem& problem, std::int64_t num_threads) {
   WalkPlan plan{problem.shape.B * problem.key_heads, 0, problem.num_segments()};
   const std::int64_t rest = plan.num_heads % num_threads;
   // The threads' time on the rest, in heads: one if each is walked whole.

@@ -18,15 +18,15 @@ namespace hedgerow::kernels::cpu {
 struct Segment {
   std::int64_t index, first_chunk, end_chunk;
 };
-Segment segment_of(const HybridProblem& problem, std::int64_t index);
+Segment segment_of(const TiledProblem& problem, std::int64_t index);
 // The tokens of chunks first .. end, as far as there are any.
-ChunkRange tokens_of(const HybridProblem& problem, std::int64_t first, std::int64_t end);
+ChunkRange tokens_of(const TiledProblem& problem, std::int64_t first, std::int64_t end);
 
 // (S, z) or (dS, dz) while a segment is walked: a matrix [F, padded(D)] and behind it a column [F].
 class SegmentState {
  public:
-  explicit SegmentState(const HybridProblem& problem);
-  [[nodiscard]] static std::int64_t num_floats(const HybridProblem& problem);
+  explicit SegmentState(const TiledProblem& problem);
+  [[nodiscard]] static std::int64_t num_floats(const TiledProblem& problem);
   // `base` [num_floats], read as long as the segment is walked: the state at its border; null: 0.
   void begin(const float* base);
   // What the segment adds is summed up there; the state has it from settle() on.
@@ -48,7 +48,7 @@ class SegmentState {
 
 // The states at the inner borders of all heads' segments, [B U, segments - 1, num_floats] fp32;
 // undefined with one segment.
-at::Tensor make_borders(const HybridProblem& problem);
+at::Tensor make_borders(const TiledProblem& problem);
 
 // A head is here a key head with the query heads that share its map and state: B U in all, U =
 // key_heads. Heads 0 .. num_whole are walked from end to end, by all threads; the rest, fewer than
@@ -56,7 +56,7 @@ at::Tensor make_borders(const HybridProblem& problem);
 struct WalkPlan {
   std::int64_t num_heads, num_whole, num_segments;
 };
-[[nodiscard]] WalkPlan plan_walk(const HybridProblem& problem, std::int64_t num_threads);
+[[nodiscard]] WalkPlan plan_walk(const TiledProblem& problem, std::int64_t num_threads);
 
 // The borders of one head, in the order in which its segments are walked.
 class HeadBorders {
@@ -77,7 +77,7 @@ class HeadBorders {
 
 // visit(walker, task) for the tasks 0 .. count, on all threads, each with a walker of its own.
 template <typename Make, typename Visit>
-void each_task(const HybridProblem& problem,
+void each_task(const TiledProblem& problem,
                std::int64_t count,
                const Make& make,
                const Visit& visit) {
@@ -92,7 +92,7 @@ void each_task(const HybridProblem& problem,
 
 // The borders of heads first .. end from what each segment adds.
 template <typename Make>
-void sum_segments(const HybridProblem& problem,
+void sum_segments(const TiledProblem& problem,
                   const at::Tensor& borders,
                   bool descends,
                   std::int64_t first,
@@ -116,7 +116,7 @@ void sum_segments(const HybridProblem& problem,
 //   walk(segment, before, behind)  the whole of it; `behind` null: nobody wants the state there
 //   sum(segment, own)              only what it adds to the state
 template <typename Make>
-void walk_segments(const HybridProblem& problem,
+void walk_segments(const TiledProblem& problem,
                    const at::Tensor& borders,
                    bool descends,
                    const Make& make) {

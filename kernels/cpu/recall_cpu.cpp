@@ -13,8 +13,8 @@
 namespace hedgerow::kernels::cpu {
 namespace {
 
-HybridProblem in_floats(const HybridProblem& problem) {
-  HybridProblem other = problem;
+TiledProblem in_floats(const TiledProblem& problem) {
+  TiledProblem other = problem;
   other.products = Products::kFloat;
   return other;
 }
@@ -27,7 +27,7 @@ void widen_row(const at::Tensor& x, std::int64_t row, std::int64_t width, float*
 
 }  // namespace
 
-RecallHead::RecallHead(const HybridProblem& problem)
+RecallHead::RecallHead(const TiledProblem& problem)
     : problem_(in_floats(problem)),
       sliding_(problem.options.window == WindowLayout::kSliding),
       N_(problem.options.recall_cache),
@@ -224,7 +224,7 @@ bool RecallHead::holds(std::int64_t position) const {
   return std::binary_search(positions_.begin(), positions_.begin() + N_, position);
 }
 
-at::Tensor recall_choices(const HybridProblem& problem) {
+at::Tensor recall_choices(const TiledProblem& problem) {
   const std::int64_t B = problem.shape.B, G = problem.shape.G, N = problem.options.recall_cache,
                      W = problem.options.window_size;
   const std::int64_t choices = choice_of_chunk(problem, problem.num_chunks() - 1) + 1;

@@ -15,7 +15,7 @@ namespace hedgerow::kernels::cpu {
 // The cache and (S, z) of one kv head of one row while choices are made. Not for other threads.
 class RecallHead {
  public:
-  explicit RecallHead(const HybridProblem& problem);
+  explicit RecallHead(const TiledProblem& problem);
 
   // An empty cache of kv head g, with a state of its own, which is 0.
   void begin(std::int64_t g);
@@ -50,7 +50,7 @@ class RecallHead {
   void fold_dropped();
   void keep_chosen();
 
-  HybridProblem problem_;  // products in fp32
+  TiledProblem problem_;  // products in fp32
   bool sliding_;
   std::int64_t N_, W_, rows_, lanes_, width_, maps_, g_ = 0;
   TileMap map_k_;
@@ -64,11 +64,10 @@ class RecallHead {
 
 // What the cache holds after each choice that a query of the sequence meets: [choices, B, G, N]
 // int64, -1 where no key is, by token. Undefined without any.
-at::Tensor recall_choices(const HybridProblem& problem);
+at::Tensor recall_choices(const TiledProblem& problem);
 
 // Choice that counts for the queries of a chunk; negative: none.
-[[nodiscard]] inline std::int64_t choice_of_chunk(const HybridProblem& problem,
-                                                  std::int64_t chunk) {
+[[nodiscard]] inline std::int64_t choice_of_chunk(const TiledProblem& problem, std::int64_t chunk) {
   return chunk - (problem.options.window == WindowLayout::kSliding ? 1 : 2);
 }
 

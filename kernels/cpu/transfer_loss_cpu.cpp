@@ -30,7 +30,7 @@ struct LossPartials {
 
 class LossHead {
  public:
-  LossHead(const HybridProblem& problem, bool with_gradients, const LossPartials& out)
+  LossHead(const TiledProblem& problem, bool with_gradients, const LossPartials& out)
       : problem_(problem),
         out_(out),
         with_gradients_(with_gradients),
@@ -252,7 +252,7 @@ class LossHead {
     return total;
   }
 
-  const HybridProblem& problem_;
+  const TiledProblem& problem_;
   const LossPartials& out_;
   bool with_gradients_;
   std::int64_t ld_keys_, b_ = 0, h_ = 0;
@@ -266,7 +266,7 @@ class LossHead {
 
 }  // namespace
 
-ParameterLoss cross_entropy_cpu(const HybridProblem& problem, bool with_gradients) {
+ParameterLoss cross_entropy_cpu(const TiledProblem& problem, bool with_gradients) {
   const auto [B, H, G, T, D] = problem.shape;
   const at::TensorOptions floats = problem.q.options().dtype(at::kFloat);
   const std::int64_t U = problem.key_heads;

@@ -17,6 +17,6 @@ at::Tensor mean_square_gradient_cpu(const at::Tensor& y_pred,
                                     double scale);
 
 // problem.v is not read.
-ParameterLoss cross_entropy_cpu(const HybridProblem& problem, bool with_gradients);
+ParameterLoss cross_entropy_cpu(const TiledProblem& problem, bool with_gradients);
 
 }  // namespace hedgerow::kernels::cpu

@@ -87,9 +87,9 @@ Forward forward(const AttentionArguments& a,
                 bool fp32_output,
                 bool fused) {
   const c10::NoGradGuard no_grad;
-  check_no_recall(a);
   const HybridProblem problem =
       make_hybrid_problem(q, k, v, a.parameters(), options_of(a, fp32_output));
+  check_no_recall(a);
   const Backend backend = backend_of(a, q, fused, /*input_gradients=*/false);
   const HybridForward out = hybrid_forward(backend, problem, true);
   const bool own = out.y_saved.defined() && !out.y_saved.is_same(out.y);
@@ -180,6 +180,7 @@ Forward forward_shape(const AttentionArguments& a,
                       bool fp32_output,
                       bool fused) {
   check_known(a, q, k, v);
+  check_no_recall(a);
   const at::ScalarType dtype = output_dtype(q, fp32_output), sums = sum_dtype_of(q);
   const auto per_query = [&] { return empty_of(q, q.sym_sizes().slice(0, 3), sums); };
   const auto fused_rows = [&](bool there) {

@@ -47,10 +47,6 @@ at::Tensor absent(const at::Tensor& like) {
   return at::empty({0}, like.options().dtype(at::kFloat));
 }
 
-at::Tensor or_absent(const at::Tensor& x, const at::Tensor& like) {
-  return x.defined() ? x : absent(like);
-}
-
 c10::SymInt num_features(const std::optional<at::Tensor>& layer,
                          const FeatureMapOptions& options,
                          const c10::SymInt& head_dim) {

@@ -32,7 +32,6 @@ void check_known(const AttentionArguments& arguments,
 
 // What stands for a result that is not wanted or not there: an operator returns no undefined ones.
 [[nodiscard]] at::Tensor absent(const at::Tensor& like);
-[[nodiscard]] at::Tensor or_absent(const at::Tensor& x, const at::Tensor& like);
 
 // Columns that a map gives: of head_dim without a layer.
 [[nodiscard]] c10::SymInt num_features(const std::optional<at::Tensor>& layer,

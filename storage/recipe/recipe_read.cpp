@@ -152,6 +152,7 @@ void take_retired_keys(const toml::table& root, RecipeReader& reader, RecipeProb
     if (!node) continue;
     reader.known(key.name);
     if (node.value<double>() == key.value) continue;
+    problems.at_line(key.name, static_cast<int>(node.node()->source().begin.line));
     problems.add(key.name,
                  "is of an earlier build, and this one has only its " +
                      std::to_string(static_cast<int>(key.value)) +

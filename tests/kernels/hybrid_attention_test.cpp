@@ -185,7 +185,7 @@ TEST(HybridAttention, InBfloat16ProductsStaysWithinTwiceThePlainError) {
     shape.options.window = layout;
     shape.options.fp32_output = true;
     const AttentionInputs inputs = make_inputs(shape);
-    cpu::HybridProblem problem = cpu::on_cpu(
+    cpu::TiledProblem problem = cpu::on_cpu(
         make_hybrid_problem(inputs.q, inputs.k, inputs.v, inputs.parameters, shape.options));
     problem.products = cpu::Products::kBFloat16;
     if (!cpu::runs(problem.products)) {

@@ -46,7 +46,6 @@ class TrainedParameters {
   void keep_best() { best_ = values_.clone(); }
   // On the CPU: the values of the last keep_best(), the present ones before the first. Parts have
   // the shapes that they have on disk.
-  [[nodiscard]] LoraAdapter best_adapter() const { return views_of(best_values()); }
   [[nodiscard]] TrainedTensors best_parts() const;
 
   struct StepOptions {

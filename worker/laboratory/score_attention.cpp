@@ -20,7 +20,7 @@ constexpr double kVarianceEpsilon = 1e-6;
 double root4(const at::Tensor& x) { return std::pow(static_cast<double>(x.size(-1)), -0.25); }
 
 // What makes x'_q.x'_k the exponent.
-double scale_of(const AttentionSpec& spec, const at::Tensor& x) {
+double scale_of(const ScoreSpec& spec, const at::Tensor& x) {
   return spec.scale_by_width ? 1.0 / std::sqrt(static_cast<double>(x.size(-1))) : root4(x);
 }
 
@@ -36,7 +36,7 @@ at::Tensor next_power(const at::Tensor& power, const at::Tensor& x) {
   return at::einsum("...i,...j->...ij", {power, x}).flatten(-2);
 }
 
-void check_power(const AttentionSpec& spec, std::int64_t width, int order) {
+void check_power(const ScoreSpec& spec, std::int64_t width, int order) {
   double count = 1;
   for (int n = 0; n < order; ++n) count *= static_cast<double>(width);
   if (count > static_cast<double>(kMaxPowerFeatures))
@@ -48,7 +48,7 @@ void check_power(const AttentionSpec& spec, std::int64_t width, int order) {
 }
 
 // [1, x, x^2 / sqrt(2!), ..]: phi(q).phi(k) = sum_{n <= order} (q.k)^n / n!.
-at::Tensor taylor_features(const AttentionSpec& spec, const at::Tensor& x) {
+at::Tensor taylor_features(const ScoreSpec& spec, const at::Tensor& x) {
   check_power(spec, x.size(-1), spec.order);
   at::Tensor power = at::ones_like(x.narrow(-1, 0, 1));
   std::vector<at::Tensor> parts{power};
@@ -60,7 +60,7 @@ at::Tensor taylor_features(const AttentionSpec& spec, const at::Tensor& x) {
 }
 
 // The n-th tensor power of [1, x / sqrt(n)]: phi(q).phi(k) = (1 + q.k / n)^n (001).
-at::Tensor limit_features(const AttentionSpec& spec, const at::Tensor& x) {
+at::Tensor limit_features(const ScoreSpec& spec, const at::Tensor& x) {
   check_power(spec, x.size(-1) + 1, spec.order);
   const at::Tensor base = at::cat(
       {at::ones_like(x.narrow(-1, 0, 1)), x / std::sqrt(static_cast<double>(spec.order))}, -1);
@@ -71,7 +71,7 @@ at::Tensor limit_features(const AttentionSpec& spec, const at::Tensor& x) {
 
 // exp(Omega^T x - |x|^2 / 2) / sqrt(m). A query's scale cancels in a sum's denominator, so its
 // largest exponent stands in for |x|^2 / 2 there, as in kernels/plain.
-at::Tensor random_features(const AttentionSpec& spec,
+at::Tensor random_features(const ScoreSpec& spec,
                            const at::Tensor& x,
                            const AttentionParameters& parameters,
                            bool is_shifted) {
@@ -90,7 +90,7 @@ at::Tensor cosformer_features(const at::Tensor& x) {
   return at::cat({positive * angle.cos(), positive * angle.sin()}, -1);
 }
 
-at::Tensor hedgehog_features(const AttentionSpec& spec, at::Tensor z) {
+at::Tensor hedgehog_features(const ScoreSpec& spec, at::Tensor z) {
   if (spec.negation) z = at::cat({z, -z}, -1);
   return spec.feature_softmax ? z.softmax(-1) : z.exp();
 }
@@ -105,7 +105,7 @@ at::Tensor series(const at::Tensor& p, int order) {
 // bool, broadcast over [B, H, T, T]; true where the query sees the key.
 at::Tensor seen_keys(const at::Tensor& q,
                      const at::Tensor& k,
-                     const AttentionSpec& spec,
+                     const ScoreSpec& spec,
                      const AttentionParameters& parameters) {
   at::Tensor seen = at::ones({q.size(-2), k.size(-2)}, q.options().dtype(at::kBool));
   if (spec.causal) seen = seen.tril();
@@ -124,7 +124,7 @@ at::Tensor seen_keys(const at::Tensor& q,
 // sum goes by vectors, where a masked_fill of all weights goes value by value, and again backward.
 at::Tensor masked_exponents(const at::Tensor& q,
                             const at::Tensor& k,
-                            const AttentionSpec& spec,
+                            const ScoreSpec& spec,
                             const at::Tensor& seen) {
   at::Tensor s = at::matmul(q * scale_of(spec, q), (k * scale_of(spec, k)).transpose(-1, -2));
   if (spec.clamp > 0) s = s.clamp_max(spec.clamp);
@@ -136,7 +136,7 @@ at::Tensor masked_exponents(const at::Tensor& q,
 // without its largest.
 at::Tensor masked_scores(const at::Tensor& q,
                          const at::Tensor& k,
-                         const AttentionSpec& spec,
+                         const ScoreSpec& spec,
                          const AttentionParameters& parameters,
                          const at::Tensor& seen) {
   if (spec.score == Score::kExp) {
@@ -153,7 +153,7 @@ at::Tensor masked_scores(const at::Tensor& q,
   return scores.masked_fill(seen.logical_not(), 0.0);
 }
 
-at::Tensor divided(const at::Tensor& scores, const AttentionSpec& spec, const at::Tensor& seen) {
+at::Tensor divided(const at::Tensor& scores, const ScoreSpec& spec, const at::Tensor& seen) {
   const double epsilon = spec.score == Score::kExp ? 0.0 : kSumEpsilon;
   switch (spec.denominator) {
     case Denominator::kSum:
@@ -168,10 +168,7 @@ at::Tensor divided(const at::Tensor& scores, const AttentionSpec& spec, const at
   return scores;
 }
 
-void check_gate(bool is_wanted,
-                const at::Tensor& gate,
-                const AttentionSpec& spec,
-                const char* field) {
+void check_gate(bool is_wanted, const at::Tensor& gate, const ScoreSpec& spec, const char* field) {
   if (is_wanted && !gate.defined())
     throw storage::Error(
         storage::ErrorKind::kUsage,
@@ -194,7 +191,7 @@ at::Tensor draw_directions(
   return at::cat(blocks, 1).to(like.options());
 }
 
-at::Tensor map_features(const AttentionSpec& spec,
+at::Tensor map_features(const ScoreSpec& spec,
                         const at::Tensor& x,
                         const AttentionParameters& parameters,
                         bool is_query) {
@@ -238,7 +235,7 @@ at::Tensor map_features(const AttentionSpec& spec,
 
 at::Tensor attention_weights(const at::Tensor& q,
                              const at::Tensor& k,
-                             const AttentionSpec& spec,
+                             const ScoreSpec& spec,
                              const AttentionParameters& parameters) {
   spec.validate();
   check_gate(spec.input_gate, parameters.input_gate, spec, "input_gate");
@@ -269,7 +266,7 @@ at::Tensor apply_norm(OutputNorm norm, const at::Tensor& y) {
 at::Tensor score_attention(const at::Tensor& q,
                            const at::Tensor& k,
                            const at::Tensor& v,
-                           const AttentionSpec& spec,
+                           const ScoreSpec& spec,
                            const AttentionParameters& parameters) {
   return apply_norm(spec.norm, at::matmul(attention_weights(q, k, spec, parameters), v));
 }

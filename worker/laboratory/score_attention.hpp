@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "worker/laboratory/attention_spec.hpp"
+#include "worker/laboratory/score_spec.hpp"
 
 namespace hedgerow::worker::laboratory {
 
@@ -30,7 +30,7 @@ struct AttentionParameters {
 
 // phi(x): x [B, H, T, D] -> [B, H, T, F]. kTaylor and kLimit are the tensor powers themselves.
 // Throws kUsage where those would have more than kMaxPowerFeatures.
-[[nodiscard]] at::Tensor map_features(const AttentionSpec& spec,
+[[nodiscard]] at::Tensor map_features(const ScoreSpec& spec,
                                       const at::Tensor& x,
                                       const AttentionParameters& parameters,
                                       bool is_query);
@@ -39,14 +39,14 @@ struct AttentionParameters {
 // Throws kUsage as validate() does and where padding is not on the right.
 [[nodiscard]] at::Tensor attention_weights(const at::Tensor& q,
                                            const at::Tensor& k,
-                                           const AttentionSpec& spec,
+                                           const ScoreSpec& spec,
                                            const AttentionParameters& parameters = {});
 
 // y [B, H, T, E] of v [B, H, T, E].
 [[nodiscard]] at::Tensor score_attention(const at::Tensor& q,
                                          const at::Tensor& k,
                                          const at::Tensor& v,
-                                         const AttentionSpec& spec,
+                                         const ScoreSpec& spec,
                                          const AttentionParameters& parameters = {});
 
 // The norm alone, over the last dimension.

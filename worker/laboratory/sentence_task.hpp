@@ -20,7 +20,7 @@ struct SentenceOptions {
   std::int64_t least = 48, most = 96;  // bytes, or tokens, of a piece
   // Tokens before and behind each piece, as BERT's [CLS] and [SEP]; -1: none.
   std::int64_t begin_token = -1, end_token = -1;
-  double temperature = 0.1;            // of the cosines in the loss
+  double temperature = 0.1;  // of the cosines in the loss
   std::int64_t score_pairs = 256;
   std::int64_t score_group = 16;   // pairs among which one is looked for; a guess finds 1 of them
   std::uint64_t score_seed = 777;  // of the held-out pieces, the same for every model

@@ -92,7 +92,7 @@ void Transformer::add_gates(Layer& layer, const std::string& name, double deviat
 
 void Transformer::add_map(Layer& layer, const std::string& name, std::uint64_t seed) {
   const std::int64_t H = options_.num_heads, D = options_.hidden_size / H;
-  const AttentionSpec& spec = layer.spec;
+  const ScoreSpec& spec = layer.spec;
   const bool has_weight = spec.map == Map::kHedgehog || spec.trained_map;
   if (has_weight) {  // Hedgehog's starts as the identity (000), T2R's at random
     const double deviation = 1 / std::sqrt(static_cast<double>(D));
@@ -237,7 +237,7 @@ at::Tensor Transformer::add_map_loss(const Layer& layer,
                                      const at::Tensor& k,
                                      const AttentionParameters& parameters,
                                      at::Tensor& sum) const {
-  AttentionSpec softmax;
+  ScoreSpec softmax;
   softmax.causal = layer.spec.causal;
   AttentionParameters mask;
   mask.is_token = parameters.is_token;
@@ -304,12 +304,6 @@ at::Tensor Transformer::map_loss(const at::Tensor& ids, const at::Tensor& is_tok
     (void)run(ids, is_token, {.entropy = nullptr, .map_loss = &sum});
   }
   return sum / static_cast<double>(layers_.size());
-}
-
-std::int64_t Transformer::num_parameters() const {
-  std::int64_t count = 0;
-  for (const Named& parameter : named_) count += parameter.tensor.numel();
-  return count;
 }
 
 }  // namespace hedgerow::worker::laboratory

@@ -13,8 +13,8 @@
 #include <string_view>
 #include <vector>
 
-#include "worker/laboratory/attention_spec.hpp"
 #include "worker/laboratory/score_attention.hpp"
+#include "worker/laboratory/score_spec.hpp"
 
 namespace hedgerow::worker::laboratory {
 
@@ -31,12 +31,12 @@ struct TransformerOptions {
   bool norm_first = true;       // before each branch; false: behind each sum
   bool norm_embedding = false;  // a norm of the embedding, and none at the end (BERT)
   Positions positions = Positions::kRotary;
-  std::int64_t max_positions = 128;          // of kLearned
-  bool tied_head = false;                    // the head is the embedding
-  bool projection_biases = false;            // of q, k, v and of attention's output (GPT-2)
-  bool tanh_gelu = false;                    // GPT-2's gelu_new in place of the exact one
+  std::int64_t max_positions = 128;  // of kLearned
+  bool tied_head = false;            // the head is the embedding
+  bool projection_biases = false;    // of q, k, v and of attention's output (GPT-2)
+  bool tanh_gelu = false;            // GPT-2's gelu_new in place of the exact one
   double norm_epsilon = 1e-6;
-  AttentionSpec attention;                   // whose `causal` makes a decoder
+  ScoreSpec attention;                       // whose `causal` makes a decoder
   std::vector<std::int64_t> layer_features;  // num_features of each layer; empty: the spec's
   std::uint64_t seed = 0;                    // of the weights and of random directions
 
@@ -76,7 +76,6 @@ class Transformer {
   [[nodiscard]] const std::vector<Named>& named() const { return named_; }
   [[nodiscard]] std::vector<at::Tensor> parameters() const;
   [[nodiscard]] std::vector<at::Tensor> map_parameters() const;
-  [[nodiscard]] std::int64_t num_parameters() const;
   [[nodiscard]] const TransformerOptions& options() const { return options_; }
 
  private:
@@ -84,7 +83,7 @@ class Transformer {
     at::Tensor norm1, norm1_bias, norm2, norm2_bias;
     at::Tensor qkv, qkv_bias, out, out_bias, up, up_bias, down, down_bias;
     at::Tensor input_gate, input_gate_bias, output_gate, output_gate_bias;
-    AttentionSpec spec;
+    ScoreSpec spec;
     AttentionParameters map;  // weight, bias and omega
   };
 

@@ -8,7 +8,6 @@
 #include <map>
 #include <string>
 
-#include "kernels/linear_attention.hpp"
 #include "kernels/problem/checks.hpp"
 #include "storage/base/error.hpp"
 #include "worker/model/block_runner.hpp"

@@ -9,7 +9,6 @@
 #include <span>
 #include <string>
 
-#include "kernels/linear_attention.hpp"
 #include "kernels/problem/checks.hpp"
 
 namespace hedgerow::worker {

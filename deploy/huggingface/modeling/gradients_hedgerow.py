@@ -37,6 +37,8 @@ def keep_for_backward(ctx, inputs, output) -> None:
 
 
 def backward_by_operator(ctx, dy, *_) -> tuple:
+    if dy is None:
+        return (None,) * len(ctx.needs_input_grad)
     q, k, v, *rest = ctx.saved_tensors
     given = dict(zip(ctx.parameters, rest))
     kept = rest[len(given):]

@@ -45,6 +45,7 @@ TEST(Recipe, WrittenAndReadAgainIsTheSameInEveryField) {
                           .max_sequences = 99,
                           .add_bos = AddBos::kYes,
                           .eos_token_id = 2};
+  recipe.attention = {};
   recipe.attention.feature_map = FeatureMapKind::kPositiveRandom;
   recipe.attention.negation = false;
   recipe.attention.feature_dim = 48;
@@ -421,9 +422,9 @@ TEST(Recipe, ARecipeThatAnEarlierBuildResolvedHasNeitherSinksNorACacheNorSharedK
   EXPECT_TRUE(recipe.finetune.repeat_captured);
   EXPECT_EQ(Recipe::parse(recipe.to_toml(), "run.toml"), recipe);
   EXPECT_THAT(difference(recipe, minimal()).unsafe,
-              ElementsAre("attention.key_maps: \"query_head\" -> \"kv_head\"",
-                          "attention.num_sinks: 0 -> 4",
+              ElementsAre("attention.num_sinks: 0 -> 4",
                           "attention.recall_cache: 0 -> 32",
+                          "attention.key_maps: \"query_head\" -> \"kv_head\"",
                           "finetune.repeat_captured: true -> false"));
 }
 

@@ -18,7 +18,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TransformerOptions tiny(const AttentionSpec& attention) {
+TransformerOptions tiny(const ScoreSpec& attention) {
   TransformerOptions options;
   options.vocab_size = kNumBytes;
   options.hidden_size = 16;
@@ -85,7 +85,7 @@ TEST(Conversion, DistillationTrainsTheMapsAlone) {
 
 // Catches: distilled weights that do not become the softmax they are shown, where they can.
 TEST(Conversion, TheMapLossOfSoftmaxsOwnWeightsIsTheirEntropy) {
-  AttentionSpec taylor;  // softmax itself, for scores as small as these
+  ScoreSpec taylor;  // softmax itself, for scores as small as these
   taylor.score = Score::kProduct;
   taylor.map = Map::kTaylor;
   taylor.order = 4;
@@ -127,7 +127,7 @@ TEST(SentenceTask, PiecesFollowOneAnotherAndPaddingChangesNothing) {
         at::equal(ended.ids[row].narrow(0, 1, length), batch.ids[row].narrow(0, 0, length)));
     EXPECT_TRUE(ended.is_token[row].narrow(0, 0, length + 2).all().item<bool>());
   }
-  AttentionSpec both_ways;
+  ScoreSpec both_ways;
   both_ways.causal = false;
   const Transformer model(tiny(both_ways));
   SentenceBatch changed = batch;
@@ -144,7 +144,7 @@ TEST(SentenceTask, PiecesFollowOneAnotherAndPaddingChangesNothing) {
 }
 
 TEST(LanguageTask, ALayoutThatSeesItsTargetIsRefusedUnlessADemonstration) {
-  AttentionSpec both_ways;
+  ScoreSpec both_ways;
   both_ways.causal = false;
   const Transformer model(tiny(both_ways));
   LanguageOptions options;

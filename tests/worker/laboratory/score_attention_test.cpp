@@ -65,7 +65,7 @@ void expect_near(const at::Tensor& found, const at::Tensor& expected, const std:
   EXPECT_LE(worst, kTolerance) << what;
 }
 
-std::string refusal_of(const AttentionSpec& spec) {
+std::string refusal_of(const ScoreSpec& spec) {
   try {
     spec.validate();
   } catch (const storage::Error& error) {
@@ -80,7 +80,7 @@ INSTANTIATE_TEST_SUITE_P(Mask, BothWays, ::testing::Bool());
 
 TEST_P(BothWays, SoftmaxEqualsThePlainHeader) {
   const Inputs in;
-  AttentionSpec spec;
+  ScoreSpec spec;
   spec.causal = GetParam();
   const at::Tensor expected = by_heads(in, [&](auto, auto q, auto k, auto v, auto y) {
     plain::softmax_attention<double>(mask_of(GetParam()), rows(q), rows(k), rows(v), y);
@@ -91,7 +91,7 @@ TEST_P(BothWays, SoftmaxEqualsThePlainHeader) {
 TEST_P(BothWays, SeriesOfEvenOrdersEqualThePlainHeader) {
   const Inputs in;
   for (const int order : {0, 2, 4, 10}) {
-    AttentionSpec spec;
+    ScoreSpec spec;
     spec.score = Score::kSeries;
     spec.order = order;
     spec.causal = GetParam();
@@ -109,7 +109,7 @@ TEST_P(BothWays, EluFeaturesEqualThePlainHeader) {
   AttentionParameters parameters;
   parameters.weight = at::randn({H, D, 5}, in.q.options());
   parameters.bias = at::randn({H, 5}, in.q.options());
-  AttentionSpec spec;
+  ScoreSpec spec;
   spec.score = Score::kProduct;
   spec.map = Map::kEluPlusOne;
   spec.causal = GetParam();
@@ -126,7 +126,7 @@ TEST_P(BothWays, EluFeaturesEqualThePlainHeader) {
 TEST_P(BothWays, PositiveRandomFeaturesEqualThePlainHeader) {
   const Inputs in;
   for (const bool orthogonal : {false, true}) {
-    AttentionSpec spec;
+    ScoreSpec spec;
     spec.score = Score::kProduct;
     spec.map = Map::kFavor;
     spec.num_features = 6;  // a block of D directions and a half
@@ -150,7 +150,7 @@ TEST_P(BothWays, PositiveRandomFeaturesEqualThePlainHeader) {
 TEST(ScoreAttention, TaylorAndLimitFeaturesAreTheirPolynomials) {
   const Inputs in;
   const at::Tensor s = at::matmul(in.q, in.k.transpose(-1, -2)) / 2.0;  // sqrt(D)
-  AttentionSpec spec;
+  ScoreSpec spec;
   spec.score = Score::kProduct;
   spec.map = Map::kTaylor;
   spec.denominator = Denominator::kNone;
@@ -173,13 +173,13 @@ TEST(ScoreAttention, OrthogonalDirectionsAreOrthogonalAndFollowTheSeed) {
 
 TEST(ScoreAttention, ALaterTokenNeverChangesAnEarlierOutput) {
   const Inputs in;
-  AttentionSpec hedgehog, cosine;
+  ScoreSpec hedgehog, cosine;
   hedgehog.score = cosine.score = Score::kProduct;
   hedgehog.map = Map::kHedgehog;
   cosine.map = Map::kCosine;
   cosine.denominator = Denominator::kLength;
   cosine.norm = OutputNorm::kL2;
-  for (const AttentionSpec& spec : {AttentionSpec{}, hedgehog, cosine}) {
+  for (const ScoreSpec& spec : {ScoreSpec{}, hedgehog, cosine}) {
     at::Tensor changed = in.k.clone();
     changed.select(2, T - 1).add_(3);
     const at::Tensor a = score_attention(in.q, in.k, in.v, spec);
@@ -191,7 +191,7 @@ TEST(ScoreAttention, ALaterTokenNeverChangesAnEarlierOutput) {
 
 TEST(ScoreAttention, PaddingOnTheRightIsNeverSeenAndOnTheLeftIsRefused) {
   const Inputs in;
-  AttentionSpec spec;
+  ScoreSpec spec;
   spec.causal = false;
   AttentionParameters parameters;
   parameters.is_token = at::ones({1, T}, at::kBool);
@@ -211,7 +211,7 @@ TEST(ScoreAttention, PaddingOnTheRightIsNeverSeenAndOnTheLeftIsRefused) {
 
 TEST(ScoreAttention, DenominatorsAndNormsAreTheirFormulas) {
   const Inputs in;
-  AttentionSpec spec;
+  ScoreSpec spec;
   spec.denominator = Denominator::kLength;
   const at::Tensor s = at::matmul(in.q, in.k.transpose(-1, -2)) / 2.0;
   const at::Tensor scores = s.exp().tril();
@@ -229,7 +229,7 @@ TEST(ScoreAttention, DenominatorsAndNormsAreTheirFormulas) {
 
 TEST(ScoreAttention, RmsAndLayerNormsAreOverTheColumnsOfAHead) {
   const Inputs in;
-  AttentionSpec spec;
+  ScoreSpec spec;
   const at::Tensor s = at::matmul(in.q, in.k.transpose(-1, -2)) / 2.0;
   const at::Tensor e = s.exp().tril();
   const at::Tensor y = at::matmul(e / e.sum(-1, true), in.v);
@@ -247,7 +247,7 @@ TEST(ScoreAttention, RmsAndLayerNormsAreOverTheColumnsOfAHead) {
 // Catches: gates with their names the other way round, as 004's appendix E has them.
 TEST_P(BothWays, GatesAreOfKeysBeforeTheSumAndOfQueriesBehindIt) {
   const Inputs in;
-  AttentionSpec spec;
+  ScoreSpec spec;
   spec.causal = GetParam();
   spec.denominator = Denominator::kLength;
   spec.input_gate = spec.output_gate = true;
@@ -273,7 +273,7 @@ TEST_P(BothWays, GatesAreOfKeysBeforeTheSumAndOfQueriesBehindIt) {
 
 TEST_P(BothWays, CosFormerWeighsByTheCosineOfTheDistance) {
   const Inputs in;
-  AttentionSpec spec;
+  ScoreSpec spec;
   spec.score = Score::kProduct;
   spec.map = Map::kCosFormer;
   spec.causal = GetParam();
@@ -288,7 +288,7 @@ TEST_P(BothWays, CosFormerWeighsByTheCosineOfTheDistance) {
 
 TEST(ScoreAttention, RandomAndTaylorFeaturesAreHalfOfEachEstimate) {
   const Inputs in;
-  AttentionSpec spec;
+  ScoreSpec spec;
   spec.score = Score::kProduct;
   spec.map = Map::kRandomTaylor;
   spec.order = 2;
@@ -327,7 +327,7 @@ TEST(ScoreAttention, LinearAttentionEqualsTheKernels) {
         Pair{Map::kEluPlusOne, kernels::FeatureMapKind::kProjectedEluPlusOne, true},
         Pair{Map::kRelu, kernels::FeatureMapKind::kT2R, true},
         Pair{Map::kTaylor, kernels::FeatureMapKind::kTaylor, false}}) {
-    AttentionSpec spec;
+    ScoreSpec spec;
     spec.score = Score::kProduct;
     spec.map = pair.ours;
     AttentionParameters ours;
@@ -358,7 +358,7 @@ TEST(ScoreAttention, RandomFeaturesAndSoftmaxEqualTheKernels) {
   constexpr std::int64_t kRows = 37, kWidth = 16, kFeatures = 24;
   const at::Tensor q = at::randn({2, H, kRows, kWidth}), k = at::randn({2, H, kRows, kWidth}),
                    v = at::randn({2, H, kRows, kWidth});
-  AttentionSpec favor;
+  ScoreSpec favor;
   favor.score = Score::kProduct;
   favor.map = Map::kFavor;
   favor.num_features = kFeatures;
@@ -374,7 +374,7 @@ TEST(ScoreAttention, RandomFeaturesAndSoftmaxEqualTheKernels) {
     EXPECT_LE((found - expected).abs().max().item<double>(), 2e-4) << what;
   };
   const at::Tensor by_features = score_attention(q, k, v, favor, ours),
-                   by_softmax = score_attention(q, k, v, AttentionSpec{});
+                   by_softmax = score_attention(q, k, v, ScoreSpec{});
   for (const auto backend : {kernels::Backend::kAten, kernels::Backend::kCpu}) {
     expect(by_features,
            kernels::hybrid_attention(q, k, v, theirs, options, backend),
@@ -387,7 +387,7 @@ TEST(ScoreAttention, RandomFeaturesAndSoftmaxEqualTheKernels) {
 TEST(ScoreAttention, ADetachedSumHasTheSameValueAndAnotherGradient) {
   Inputs in;
   in.q.requires_grad_(true);
-  AttentionSpec sum, detached;
+  ScoreSpec sum, detached;
   detached.denominator = Denominator::kDetachedSum;
   const at::Tensor a = score_attention(in.q, in.k, in.v, sum);
   const at::Tensor b = score_attention(in.q, in.k, in.v, detached);
@@ -399,8 +399,8 @@ TEST(ScoreAttention, ADetachedSumHasTheSameValueAndAnotherGradient) {
   EXPECT_FALSE(at::allclose(gradient, in.q.grad()));
 }
 
-TEST(AttentionSpec, WhatCannotBeNormalisedIsRefusedByItsField) {
-  AttentionSpec spec;
+TEST(ScoreSpec, WhatCannotBeNormalisedIsRefusedByItsField) {
+  ScoreSpec spec;
   spec.score = Score::kSeries;
   spec.order = 3;
   EXPECT_THAT(refusal_of(spec), HasSubstr("order"));
@@ -409,17 +409,17 @@ TEST(AttentionSpec, WhatCannotBeNormalisedIsRefusedByItsField) {
   spec.denominator = Denominator::kDetachedSum;
   EXPECT_THAT(refusal_of(spec), HasSubstr("order"));
   for (const Map map : {Map::kIdentity, Map::kCosine}) {
-    AttentionSpec negative;
+    ScoreSpec negative;
     negative.score = Score::kProduct;
     negative.map = map;
     EXPECT_THAT(refusal_of(negative), HasSubstr("map")) << to_string(map);
   }
-  AttentionSpec trained;
+  ScoreSpec trained;
   trained.score = Score::kProduct;
   trained.map = Map::kExp;
   trained.trained_map = true;
   EXPECT_THAT(refusal_of(trained), HasSubstr("trained_map"));
-  AttentionSpec random;
+  ScoreSpec random;
   random.score = Score::kProduct;
   random.map = Map::kFavor;
   EXPECT_THAT(refusal_of(random), HasSubstr("num_features"));

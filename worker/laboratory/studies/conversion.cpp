@@ -95,7 +95,7 @@ std::vector<double> ConversionResult::final_scores(std::size_t conversion) const
 }
 
 std::vector<Conversion> paper_conversions(bool causal) {
-  AttentionSpec softmax, t2r, hedgehog;
+  ScoreSpec softmax, t2r, hedgehog;
   t2r.name = "t2r";
   t2r.score = hedgehog.score = Score::kProduct;
   t2r.map = Map::kRelu;
@@ -103,7 +103,7 @@ std::vector<Conversion> paper_conversions(bool causal) {
   hedgehog.name = "hedgehog";
   hedgehog.map = Map::kHedgehog;
   softmax.causal = t2r.causal = hedgehog.causal = causal;
-  AttentionSpec t2r_distilled = t2r;
+  ScoreSpec t2r_distilled = t2r;
   t2r_distilled.name = "t2r_distilled";
   return {{softmax, false}, {t2r, false}, {t2r_distilled, true}, {hedgehog, true}};
 }

@@ -13,12 +13,12 @@
 namespace hedgerow::worker::laboratory {
 
 struct Conversion {
-  AttentionSpec attention;
+  ScoreSpec attention;
   bool is_distilled = false;
 };
 
 struct ConversionPlan {
-  TransformerOptions model;  // the teacher
+  TransformerOptions model;                           // the teacher
   std::function<void(const Transformer&)> load = {};  // its weights, which are trained on then
   TrainingOptions teacher, distil, finetune;
   TrainingTask task;  // of the teacher and of finetuning

@@ -17,7 +17,7 @@ constexpr double kPaperGap = (25.6 - 20.8) / (25.6 - 18.6);  // 000 prints 68.6 
 constexpr double kHalf = 0.5;
 constexpr std::size_t kSoftmaxRun = 0, kHedgehogRun = 1, kEluRun = 2, kPerformerRun = 3;
 
-AttentionSpec map_product(const char* name, Map map) {
+ScoreSpec map_product(const char* name, Map map) {
   return {.name = name, .score = Score::kProduct, .map = map};
 }
 
@@ -42,10 +42,10 @@ nlohmann::json published_from_scratch() {
 }
 
 StudyResult run_from_scratch(const StudyOptions& options) {
-  AttentionSpec performer = map_product("performer", Map::kFavor);
+  ScoreSpec performer = map_product("performer", Map::kFavor);
   performer.num_features = kPerformerFeatures;
   performer.orthogonal = true;
-  LanguageRuns done = run_language({{AttentionSpec{}},
+  LanguageRuns done = run_language({{ScoreSpec{}},
                                     {map_product("hedgehog", Map::kHedgehog)},
                                     {map_product("elu", Map::kEluPlusOne)},
                                     {performer},

@@ -11,7 +11,7 @@
 namespace hedgerow::worker::laboratory {
 
 struct LanguageRun {
-  AttentionSpec attention;
+  ScoreSpec attention;
   std::vector<std::int64_t> layer_features = {};  // num_features of each layer; empty: the spec's
 };
 

@@ -38,8 +38,8 @@ constexpr double kCloseRatio = 1.05;
 constexpr std::int64_t kTrainedSteps = 1000;
 constexpr std::int64_t kWindow = 80, kTrainedFeatures = 64;
 
-AttentionSpec favor(std::int64_t num_features, bool orthogonal) {
-  AttentionSpec spec;
+ScoreSpec favor(std::int64_t num_features, bool orthogonal) {
+  ScoreSpec spec;
   spec.name = orthogonal ? "orthogonal" : "iid";
   spec.score = Score::kProduct;
   spec.map = Map::kFavor;
@@ -64,7 +64,7 @@ double median_ms(const std::function<void()>& call) {
 }
 
 // phi(q) (phi(k)^T v) / (phi(q) sum phi(k)): O(N m kHeadDim), without T x T.
-at::Tensor by_sums(const AttentionSpec& spec,
+at::Tensor by_sums(const ScoreSpec& spec,
                    const AttentionParameters& parameters,
                    const at::Tensor& q,
                    const at::Tensor& k,
@@ -91,7 +91,7 @@ Crossover time_lengths(std::uint64_t seed, const StudyOptions& options) {
     const at::Tensor q = draw(), k = draw(), v = draw();
     const double softmax = median_ms([&] { (void)at::scaled_dot_product_attention(q, k, v); });
     for (std::size_t i = 0; i < std::size(kFeatures); ++i) {
-      const AttentionSpec spec = favor(kFeatures[i], true);
+      const ScoreSpec spec = favor(kFeatures[i], true);
       AttentionParameters parameters;
       parameters.omega = draw_directions(kHeadDim, kFeatures[i], true, seed, q);
       const double features = median_ms([&] { (void)by_sums(spec, parameters, q, k, v); });
@@ -110,7 +110,7 @@ Crossover time_lengths(std::uint64_t seed, const StudyOptions& options) {
 // Relative variance of phi(q).phi(k) over draws, times m, beside e^(|q + k|^2) - 1 of the law.
 double variance_times_m(bool orthogonal, std::uint64_t seed) {
   const std::int64_t m = 16, width = 16;
-  AttentionSpec spec = favor(m, orthogonal);
+  ScoreSpec spec = favor(m, orthogonal);
   spec.denominator = Denominator::kNone;  // whose queries keep their scale
   const auto options = at::TensorOptions().dtype(at::kDouble);
   // q = k of |q + k|^2 as wanted, once scaled by width^-1/4.
@@ -145,8 +145,8 @@ LanguageSetting seed_setting() {
   return setting;
 }
 
-AttentionSpec trained_favor(const char* name, bool orthogonal) {
-  AttentionSpec spec = favor(kTrainedFeatures, orthogonal);
+ScoreSpec trained_favor(const char* name, bool orthogonal) {
+  ScoreSpec spec = favor(kTrainedFeatures, orthogonal);
   spec.name = name;
   spec.causal = true;
   return spec;
@@ -156,9 +156,9 @@ AttentionSpec trained_favor(const char* name, bool orthogonal) {
 enum HonestRun : std::size_t { kSoftmax, kOrthogonal, kIid, kFewFirst, kFewLast, kMixture };
 
 std::vector<LanguageRun> honest_runs() {
-  AttentionSpec mixture = trained_favor("random_taylor", true);
+  ScoreSpec mixture = trained_favor("random_taylor", true);
   mixture.map = Map::kRandomTaylor;  // whose polynomial has order 2
-  return {{AttentionSpec{}},
+  return {{ScoreSpec{}},
           {trained_favor("orthogonal", true)},
           {trained_favor("iid", false)},
           {trained_favor("layers_32_96", true), {32, 96}},  // as many features in all
@@ -167,7 +167,7 @@ std::vector<LanguageRun> honest_runs() {
 }
 
 std::vector<LanguageRun> leaking_runs() {
-  AttentionSpec softmax, features = favor(kTrainedFeatures, true);
+  ScoreSpec softmax, features = favor(kTrainedFeatures, true);
   softmax.name = "leak_softmax";
   softmax.causal = false;
   features.name = "leak_orthogonal";
@@ -231,13 +231,12 @@ std::vector<Claim> leak_claims(const std::vector<TrialResult>& leaking) {
     const std::vector<double> found = perplexities_of(leaking[run]);
     std::vector<bool> leaks;
     for (const double value : found) leaks.push_back(value < kLowestPerplexity);
-    claims.push_back(
-        claim_of(std::string(run == 0 ? "softmax that sees its target is"
-                                      : "features that see their target are") +
-                     " under perplexity 2 (demonstration of the leak)",
-                 paper[run],
-                 range_text(found),
-                 leaks));
+    claims.push_back(claim_of(std::string(run == 0 ? "softmax that sees its target is"
+                                                   : "features that see their target are") +
+                                  " under perplexity 2 (demonstration of the leak)",
+                              paper[run],
+                              range_text(found),
+                              leaks));
   }
   return claims;
 }

@@ -16,25 +16,25 @@ namespace {
 
 constexpr double kSolved = 0.95, kStopAt = 0.995;
 constexpr std::int64_t kEntropyBatch = 32, kShortSteps = 200;
-constexpr double kPaperLimit = 0.20;      // what 000 says of the attentions that fail
+constexpr double kPaperLimit = 0.20;  // what 000 says of the attentions that fail
 constexpr std::size_t kFewestRelated = 5;
 constexpr double kStrongRelation = -0.5;  // of the ranks of entropy and accuracy
 
-AttentionSpec product(const char* name, Map map) {
+ScoreSpec product(const char* name, Map map) {
   return {.name = name, .score = Score::kProduct, .map = map};
 }
 
-std::vector<AttentionSpec> attentions() {
-  AttentionSpec performer = product("performer", Map::kFavor);
+std::vector<ScoreSpec> attentions() {
+  ScoreSpec performer = product("performer", Map::kFavor);
   performer.num_features = 64;
   performer.orthogonal = true;
-  AttentionSpec exp2 = product("exp_2", Map::kExp);
+  ScoreSpec exp2 = product("exp_2", Map::kExp);
   exp2.temperature = 2;
-  AttentionSpec taylor;  // the polynomial of s that the map's features multiply to
+  ScoreSpec taylor;  // the polynomial of s that the map's features multiply to
   taylor.name = "taylor_2";
   taylor.score = Score::kSeries;
   taylor.order = 2;
-  return {AttentionSpec{},
+  return {ScoreSpec{},
           product("hedgehog", Map::kHedgehog),
           exp2,
           taylor,
@@ -94,7 +94,7 @@ std::vector<bool> each(const TrialResult& result, const Holds& holds) {
   return answers;
 }
 
-std::vector<Claim> claims_of(const std::vector<AttentionSpec>& specs,
+std::vector<Claim> claims_of(const std::vector<ScoreSpec>& specs,
                              const std::vector<TrialResult>& results) {
   std::vector<Claim> claims;
   const auto solves = [](double score) { return score >= kSolved; };
@@ -151,13 +151,13 @@ StudyResult run_recall(const StudyOptions& options) {
   RecallOptions task;
   task.short_steps = kShortSteps;
   const int num_seeds = options.num_seeds > 0 ? options.num_seeds : 1;
-  std::vector<AttentionSpec> specs = attentions();
-  std::erase_if(specs, [&](const AttentionSpec& spec) {
+  std::vector<ScoreSpec> specs = attentions();
+  std::erase_if(specs, [&](const ScoreSpec& spec) {
     return !options.only.empty() && spec.name != "softmax" &&
            std::ranges::find(options.only, spec.name) == options.only.end();
   });
   std::vector<TrialPlan> plans;
-  for (const AttentionSpec& spec : specs) {
+  for (const ScoreSpec& spec : specs) {
     plans.push_back({.model = recall_model(), .training = recall_training()});
     plans.back().model.attention = spec;
   }

@@ -1,13 +1,11 @@
-#include "worker/laboratory/attention_spec.hpp"
+#include "worker/laboratory/score_spec.hpp"
 
 #include "storage/base/error.hpp"
 
 namespace hedgerow::worker::laboratory {
 namespace {
 
-[[noreturn]] void refuse(const AttentionSpec& spec,
-                         const std::string& field,
-                         const std::string& why) {
+[[noreturn]] void refuse(const ScoreSpec& spec, const std::string& field, const std::string& why) {
   throw storage::Error(storage::ErrorKind::kUsage,
                        "attention '" + spec.name + "', " + field + ": " + why);
 }
@@ -48,7 +46,7 @@ std::string_view to_string(Map map) {
   return "";
 }
 
-void AttentionSpec::validate() const {
+void ScoreSpec::validate() const {
   const bool divides = denominator == Denominator::kSum || denominator == Denominator::kDetachedSum;
   const bool has_order = score == Score::kSeries || map == Map::kTaylor || map == Map::kLimit ||
                          map == Map::kRandomTaylor;

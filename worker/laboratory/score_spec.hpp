@@ -37,7 +37,7 @@ enum class Denominator { kSum, kDetachedSum, kLength, kNone };
 // Over the columns of a head's output, without parameters.
 enum class OutputNorm { kNone, kL2, kRms, kLayer };
 
-struct AttentionSpec {
+struct ScoreSpec {
   std::string name = "softmax";
   Score score = Score::kExp;
   Map map = Map::kIdentity;
@@ -61,7 +61,7 @@ struct AttentionSpec {
 };
 
 // kExp with these is softmax attention, which can be computed with the row's maximum taken away.
-[[nodiscard]] inline bool is_softmax(const AttentionSpec& spec) {
+[[nodiscard]] inline bool is_softmax(const ScoreSpec& spec) {
   return spec.score == Score::kExp && spec.denominator == Denominator::kSum;
 }
 
