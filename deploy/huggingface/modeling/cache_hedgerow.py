@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from .packing_hedgerow import Packing
 
 
 @dataclass
@@ -104,7 +101,7 @@ class Step:
     # int64 [B, T], for RoPE: the count of real tokens before each in its row or packed sequence, whatever stands around them
     positions: torch.Tensor | None = None
     offset: torch.Tensor | None = None  # int64 [B]: the caller's position_ids less those
-    packed: Packing | None = None  # several sequences in a row, which do not see each other
+    packed: Any = None  # packing_hedgerow.Packing: several sequences in a row, which do not see each other
 
     def to(self, device: torch.device | str, non_blocking: bool = False, **_) -> Step:
         """The same on another device, as accelerate asks before a layer that lies there; count_to_read stays on the CPU."""
