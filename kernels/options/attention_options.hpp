@@ -135,7 +135,7 @@ constexpr void visit_options(Options& options, const Visitor& visitor) {
   visitor("num_sinks",
           options.num_sinks,
           OptionRules{.comment = "first tokens that stay under softmax; 0 for none",
-                      .max = 16,
+                      .max = 65536,
                       .without_window = "sinks belong to a window",
                       .within_window = true,
                       .later = true});

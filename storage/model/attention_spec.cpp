@@ -14,6 +14,7 @@ namespace hedgerow::storage {
 namespace {
 
 constexpr int kMaxFeatures = 4096;
+constexpr std::int64_t kMaxSinks = 16;  // of a student; the kernels take a window of them
 constexpr int kMaxTaylorFeatures = 65536;  // 8,385 for a head dimension of 128
 
 template <typename Spellings>
@@ -154,6 +155,10 @@ void AttentionSpec::validate(int head_dim) const {
   check_maps_of_the_exponential(*this);
   check_temperature(*this);
   if (!has_projection() && head_dim > 0) check_features_of_head(*this, head_dim);
+  if (num_sinks > kMaxSinks) {
+    refuse_spec("num_sinks",
+                "= " + std::to_string(num_sinks) + ": expected 0 to " + std::to_string(kMaxSinks));
+  }
   const std::string reason = kernels::why_not(*this);
   if (!reason.empty()) throw Error(ErrorKind::kUsage, "attention." + reason);
   if (!std::isfinite(window_factor) || std::abs(window_factor) > 30.0) {

@@ -26,7 +26,7 @@ OPTIONS = {
     "temperature": OptionRow(1.0, least=0, most=16, above_least=True, later=True),
     "window": OptionRow("terraced"),
     "window_size": OptionRow(64, least=1, most=65536),
-    "num_sinks": OptionRow(0, least=0, most=16, of_window=True, within_window=True, later=True),
+    "num_sinks": OptionRow(0, least=0, most=65536, of_window=True, within_window=True, later=True),
     "recall_cache": OptionRow(0, least=0, most=65536, of_window=True, within_window=True, later=True),
     "linear_cap": OptionRow(0, least=0, most=1048576, of_window=True, later=True),
 }
