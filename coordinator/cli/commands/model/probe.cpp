@@ -1,5 +1,3 @@
-#include "coordinator/cli/tasks/probe.hpp"
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
@@ -7,6 +5,7 @@
 #include <memory>
 #include <optional>
 
+#include "coordinator/cli/commands/commands.hpp"
 #include "coordinator/cli/export/model_choice.hpp"
 #include "coordinator/cli/programs/child.hpp"
 #include "coordinator/cli/programs/programs.hpp"
