@@ -1,4 +1,4 @@
-// One command of `hedgerow`. A command's file (commands/<name>.cpp) declares its options on a CLI11
+// One command of `hedgerow`. A command's file (commands/<group>/<name>.cpp) declares its options on a CLI11
 // app and returns what runs once they are parsed: validation, then the work. Adding a command = a
 // file and a line in commands/all.cpp.
 #pragma once

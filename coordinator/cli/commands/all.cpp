@@ -1,8 +1,6 @@
 #include <array>
 
 #include "coordinator/cli/commands/commands.hpp"
-#include "coordinator/cli/lab/lab.hpp"
-#include "coordinator/cli/tasks/probe.hpp"
 
 namespace hedgerow::coordinator::cli {
 

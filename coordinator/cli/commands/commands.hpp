@@ -23,9 +23,11 @@ RunCommand declare_clean(CLI::App& app);
 RunCommand declare_tokenize(CLI::App& app);
 RunCommand declare_import(CLI::App& app);
 RunCommand declare_evaluate(CLI::App& app);
+RunCommand declare_probe(CLI::App& app);
 RunCommand declare_generate(CLI::App& app);
 RunCommand declare_export(CLI::App& app);
 RunCommand declare_doctor(CLI::App& app);
+RunCommand declare_lab(CLI::App& app);
 RunCommand declare_completion(CLI::App& app);
 
 }  // namespace hedgerow::coordinator::cli

@@ -56,6 +56,8 @@ std::string recorded_compute_dtype(const fs::path& student) {
 }
 
 ModelChoice choose_from_run(const ModelOptions& options) {
+  require(options.student.empty() && options.lora.empty(),
+          "--student and --lora belong to --model, not to --run");
   const RunLayout layout(options.run);
   const RunStatus status = read_status(layout);
   const storage::Recipe recipe = recipe_of_run(layout);
@@ -81,6 +83,25 @@ ModelChoice choose_from_run(const ModelOptions& options) {
               "without it");
   verify_outputs(layout, folded.state, TaskId::finetune());
   choice.lora = layout.resolve(RunLayout::adapter_directory(status.task("finetune")->token));
+  return choice;
+}
+
+ModelChoice choose_directories(const ModelOptions& options) {
+  require(options.subject.empty(), "--subject belongs to --run");
+  require(options.lora.empty() || !options.student.empty(),
+          "--lora needs --student: it was trained on one");
+  ModelChoice choice;
+  choice.subject = !options.lora.empty()     ? "lora"
+                   : options.student.empty() ? "teacher"
+                                             : "transfer";
+  choice.model = options.model;
+  choice.student = options.student;
+  choice.lora = options.lora;
+  choice.compute_dtype = recorded_compute_dtype(options.student);
+  for (const fs::path& directory : {choice.student, choice.lora}) {
+    require(directory.empty() || fs::is_directory(directory),
+            directory.string() + ": no such directory");
+  }
   return choice;
 }
 
@@ -166,8 +187,9 @@ void add_model_options(CLI::App& app, ModelOptions& options) {
       ->check(CLI::Range(0, 65536).description(""));
 }
 
-void add_device_option(CLI::App& app, std::string& device) {
-  one_of(app.add_option("--device", device, "where to compute; as the run's recipe says, or auto"),
+void add_device_option(CLI::App& app, ModelOptions& options) {
+  one_of(app.add_option(
+             "--device", options.device, "where to compute; as the run's recipe says, or auto"),
          {"auto", "cpu", "cuda"});
 }
 
@@ -197,16 +219,6 @@ ModelChoice ModelChoice::teacher() const {
   less.student.clear();
   less.recall_cache.reset();
   return less;
-}
-
-nlohmann::json worker_subject(const std::string& name,
-                              const ModelChoice& choice,
-                              const std::string& device,
-                              const std::vector<std::string>& more) {
-  std::vector<std::string> arguments = choice.worker_arguments();
-  arguments.insert(arguments.end(), {"--device", device.empty() ? choice.device : device});
-  arguments.insert(arguments.end(), more.begin(), more.end());
-  return {{"name", name}, {"arguments", arguments}};
 }
 
 void verify_evaluations(const std::string& run) {
@@ -240,27 +252,9 @@ ModelChoice choose_model(ModelOptions& options) {
   if (options.model.empty() && options.run.empty() && fs::exists("run.toml")) options.run = ".";
   require(options.run.empty() != options.model.empty(),
           "say which model: --run DIR, or --model DIR (with --student and --lora)");
-  if (!options.run.empty()) {
-    require(options.student.empty() && options.lora.empty(),
-            "--student and --lora belong to --model, not to --run");
-    ModelChoice choice = choose_from_run(options);
-    choice.recall_cache = options.recall_cache;
-    require_fit(choice);
-    return choice;
-  }
-  require(options.subject.empty(), "--subject belongs to --run");
-  require(options.lora.empty() || !options.student.empty(),
-          "--lora needs --student: it was trained on one");
-  ModelChoice choice;
-  choice.model = options.model;
-  choice.student = options.student;
-  choice.lora = options.lora;
+  ModelChoice choice = options.run.empty() ? choose_directories(options) : choose_from_run(options);
+  if (!options.device.empty()) choice.device = options.device;
   choice.recall_cache = options.recall_cache;
-  choice.compute_dtype = recorded_compute_dtype(options.student);
-  for (const fs::path& directory : {choice.student, choice.lora}) {
-    require(directory.empty() || fs::is_directory(directory),
-            directory.string() + ": no such directory");
-  }
   require_fit(choice);
   return choice;
 }

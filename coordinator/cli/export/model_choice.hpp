@@ -4,7 +4,6 @@
 #pragma once
 
 #include <filesystem>
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,21 +15,22 @@ namespace hedgerow::coordinator::cli {
 
 struct ModelOptions {
   std::string run, subject, model, student, lora;
+  std::string device;                 // empty: the run's
   bool takes_teacher = true;          // false: only a student will do
   std::optional<int> recall_cache{};  // in place of the student's attention.recall_cache
 };
 
-// --device, for commands that compute: empty unless told, which means the run's.
-void add_device_option(CLI::App& app, std::string& device);
-
 // --run with --subject, or --model with --student and --lora.
 void add_model_options(CLI::App& app, ModelOptions& options);
+
+// --device, for commands that compute.
+void add_device_option(CLI::App& app, ModelOptions& options);
 
 struct ModelChoice {
   std::string model;                    // the teacher: a directory or org/name
   std::string run;                      // the run directory that it comes from; empty: none
   std::filesystem::path student, lora;  // empty: without
-  std::string device = "auto";          // of the run
+  std::string device = "auto";          // of ModelOptions, else of the run
   std::string compute_dtype = "auto";  // of the run or the student: "bf16", "fp32"; auto: none said
   std::optional<int> recall_cache{};   // of ModelOptions
 
@@ -41,13 +41,6 @@ struct ModelChoice {
   [[nodiscard]] ModelChoice without_lora() const;
   [[nodiscard]] ModelChoice teacher() const;
 };
-
-// {"name", "arguments"}: what deploy/huggingface/tasks starts `hedgerow-worker answer` with. An
-// empty device is the choice's.
-[[nodiscard]] nlohmann::json worker_subject(const std::string& name,
-                                            const ModelChoice& choice,
-                                            const std::string& device,
-                                            const std::vector<std::string>& more = {});
 
 // For an export, whose model card states them: the results of a run's evaluations have the bytes
 // that the journal recorded. Throws kCorrupt, kNotFound, naming the file.

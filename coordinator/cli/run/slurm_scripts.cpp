@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <utility>
 
+#include "coordinator/cli/run/slurm_shell.hpp"  // made of deploy/slurm/*.sh by CMakeLists.txt
 #include "storage/base/error.hpp"
 #include "storage/base/run_layout.hpp"
 
@@ -114,46 +114,15 @@ std::string inside(const SlurmJob& job) {
   return words + shell_word(job.cluster.slurm.container) + " ";
 }
 
-// The same in a script that has @inside, behind which the program follows.
-std::string inside_variable(const SlurmJob& job) {
-  return has_image(job) ? "\"${inside[@]}\" " : "";
-}
-
-// What a node may lack, said before anything of ours fails by it.
-constexpr const char* kImage = R"sh(inside=(@inside@)
-if ! command -v apptainer > /dev/null; then
-  echo "hedgerow: node $(hostname) has no apptainer; load its module (slurm.modules), or leave slurm.container out" >&2
-  exit 5
-fi
-if [ ! -r @image@ ]; then
-  echo "hedgerow: node $(hostname) does not see the image" @image@"; put it on a file system that all nodes share" >&2
-  exit 5
-fi
-)sh";
-
-using Words = std::vector<std::pair<std::string, std::string>>;
-
-// The text with each @name@ replaced.
-std::string filled(std::string text, const Words& words) {
-  for (const auto& [name, value] : words) {
-    const std::string place = "@" + name + "@";
-    for (std::size_t at = 0; (at = text.find(place, at)) != std::string::npos; at += value.size())
-      text.replace(at, place.size(), value);
-  }
-  return text;
-}
-
-// Variables, modules, the cluster's own lines and the image.
-std::string begin(const SlurmJob& job) {
+// Variables, modules, the cluster's own lines and the image; then deploy/slurm/job.sh with the
+// values that it reads, and `more`, those of what follows it.
+std::string begin(const SlurmJob& job, const std::string& more) {
   std::string text = "run=" + shell_word(job.run) + "\nhedgerow=" + shell_word(job.hedgerow) + "\n";
   for (const std::string& module : job.cluster.slurm.modules)
     text += "module load " + shell_word(module) + "\n";
   for (const std::string& line : job.cluster.slurm.prologue) text += line + "\n";
-  if (has_image(job)) {
-    text += filled(kImage,
-                   {{"image", shell_word(job.cluster.slurm.container)}, {"inside", inside(job)}});
-  }
-  return text;
+  return text + "inside=(" + inside(job) + ")\nimage=" + shell_word(job.cluster.slurm.container) +
+         "\nmax_requeues=" + std::to_string(job.cluster.slurm.max_requeues) + "\n" + more + kJob;
 }
 
 // The words of srun that start one worker a task.
@@ -181,180 +150,20 @@ SlurmScript launcher(const SlurmJob& job, const SlurmShape& shape, const std::st
           shell_word(job.run) + " --wait " + std::to_string(kWorkerWaitSeconds) + "\n"};
 }
 
-constexpr const char* kRanks = R"sh(#!/bin/bash
-# Written by 'hedgerow submit --slurm'. The ranks of the finetune stage, each in a container of its own.
-words=()
-# A job that ends says TERM to all; mpirun would kill its ranks two seconds later, in the middle of a checkpoint.
-env --block-signal=TERM true 2> /dev/null && words=(env --block-signal=TERM)
-# Ranks in namespaces of their own cannot copy out of each other's memory.
-words+=(mpirun --oversubscribe --bind-to none --mca btl_vader_single_copy_mechanism none@nodes@)
-[ "$(id -u)" != 0 ] || words+=(--allow-run-as-root)
-exec "${words[@]}" -n @ranks@ \
-  @inside@@worker@ finetune --run @run@ --wait @wait@ >> @log@ 2>&1
-)sh";
-
 // With an image: what the batch step starts for the run's finetune stage, as MpirunStage does
 // without.
 SlurmScript ranks_launcher(const SlurmJob& job, const SlurmShape& shape) {
   const std::filesystem::path worker =
       std::filesystem::path(job.hedgerow).parent_path() / "hedgerow-worker";
-  return {SlurmRole::kLauncher,
-          kRanksFile,
-          filled(kRanks,
-                 {{"nodes", shape.nodes > 1 ? " --mca odls_base_sigkill_timeout 3" : ""},
-                  {"ranks", std::to_string(job.ranks)},
-                  {"wait", std::to_string(kRanksWaitSeconds)},
-                  {"inside", inside(job)},
-                  {"worker", shell_word(worker.string())},
-                  {"run", shell_word(job.run)},
-                  {"log", shell_word((RunLayout(job.run).logs() / "finetune.log").string())}})};
-}
-
-// Signals reach the batch shell alone. It hands them on (as SIGUSR1: srun answers SIGTERM by
-// killing its tasks), remembers them, and tells the end of the command from the interruption of its
-// own wait. Used by each script as `supervise COMMAND...`.
-constexpr const char* kSupervise = R"sh(
-told= signals=0 child=
-hand_on() { told=$1 signals=$((signals + 1)); [ -z "$child" ] || kill -USR1 "$child" 2>/dev/null; }
-trap 'hand_on limit' USR1  # the wall-time limit is near, or Slurm preempts and says so
-trap 'hand_on end' TERM    # Slurm ends the job: preempted, or cancelled
-
-supervise() {  # supervise COMMAND...: its exit code is in $code
-  local seen
-  "$@" &
-  child=$!
-  [ "$signals" = 0 ] || kill -USR1 "$child"  # it came in between
-  while :; do
-    seen=$signals
-    wait "$child"
-    code=$?
-    [ "$seen" = "$signals" ] && break
-  done
-  [ "$code" = 138 ] && code=4  # told before it could listen
-  child=
-}
-)sh";
-
-// Slurm counts the rounds. A job that somebody cancelled is not running any more when it hears of
-// it.
-constexpr const char* kBackToTheQueue = R"sh(
-back_to_the_queue() {
-  if [ "${SLURM_RESTART_COUNT:-0}" -ge @max_requeues@ ]; then
-    echo "hedgerow: requeued @max_requeues@ times, which is slurm.max_requeues; submit it again to go on" >&2
-    return
-  fi
-  if [ "$told" = end ] && [ "$(squeue --noheader --job "$SLURM_JOB_ID" --format %T 2>/dev/null)" != RUNNING ]; then
-    return
-  fi
-  echo "hedgerow: round $((${SLURM_RESTART_COUNT:-0} + 1)) is over, checkpointed; job $SLURM_JOB_ID goes back to the queue"
-  scontrol requeue "$SLURM_JOB_ID"
-}
-)sh";
-
-constexpr const char* kCoordinate = R"sh(
-arguments=(run --run "$run" --workers 0@options@)
-@recipe@@begin_tending@supervise @inside@"$hedgerow" "${arguments[@]}"
-@end_tending@# 4: interrupted, and can go on. Without a signal it was 'hedgerow stop', which means it.
-[ "$code" = 4 ] && [ -n "$told" ] && back_to_the_queue
-exit "$code"
-)sh";
-
-constexpr const char* kRecipe =
-    R"sh(# The recipe is for the run's beginning, or what was changed since; later rounds go on with what the run recorded.
-[ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] && [ -e "$run/run.toml" ] || arguments+=(--recipe "$run/@folder@/@file@"@cluster@)
-)sh";
-
-// With an image. Launchers that end at once five times in a row end the job, as a coordinator would
-// that tends them itself.
-constexpr const char* kTend = R"sh(
-trap 'hand_on failed' USR2
-
-says() { grep -qs "$1" "$run/@logs@/status.json"; }
-
-# hedgerow in its image has neither srun nor mpirun. So this shell starts what the run wants, again whenever that has ended.
-tend() {
-  local over= failures=0 begun launcher code
-  trap 'over=1' USR1 TERM
-  while [ -z "$over" ]; do
-    launcher=
-    # The coordinator makes the folder of the logs, and has no room for workers while it stops.
-    [ -d "$run/@logs@" ] && ! says '"has_room":false' && launcher=@workers@
-@ranks@    if [ -z "$launcher" ]; then
-      sleep 1
-      continue
-    fi
-    begun=$SECONDS
-    "$run/@folder@/$launcher"
-    code=$?
-    [ -z "$over" ] || break
-    failures=$((failures + 1))
-    [ "$code" != 0 ] && [ "$code" != 4 ] && [ $((SECONDS - begun)) -lt 30 ] || failures=0
-    if [ "$failures" = 5 ]; then
-      echo "hedgerow: $run/@folder@/$launcher ended with $code at once, five times; $run/@logs@ says why" >&2
-      kill -USR2 $$
-      break
-    fi
-    sleep "$((failures + 1))"
-  done
-}
-
-end_tending() {
-  local second
-  kill -USR1 "$tender" 2>/dev/null
-  for second in {1..20}; do  # of workers that were just told; those that stay go with the job
-    kill -0 "$tender" 2>/dev/null || break
-    sleep 1
-  done
-  [ "$told" != failed ] || exit 5
-}
-)sh";
-
-constexpr const char* kTendRanks = R"sh(    says 'waits for its ranks' && launcher=@file@
-)sh";
-
-constexpr const char* kArrayWorker = R"sh(
-# Whether the job that coordinates is over; not if Slurm does not answer.
-coordinator_is_over() {
-  local said
-  if said=$(squeue --noheader --job "$(cat "$run/@folder@/@coordinator_job@")" --format %T 2>&1); then
-    [ -z "$said" ]
-  else
-    [[ $said = *"Invalid job id"* ]]
-  fi
-}
-
-has_room() { [[ $(@inside@"$hedgerow" status --run "$run" --json 2>&1) != *'"has_room":false'* ]]; }
-
-while [ -z "$told" ]; do
-  supervise @srun@ @inside@"$hedgerow" worker --run "$run" --wait @wait@
-  [ -z "$told" ] || break
-  coordinator_is_over && exit 0
-  [ "$code" = 2 ] && exit 2  # another version, or no such run: the same again would end the same
-  # 4 without a word to this shell: the coordinator has no room now, for which the next one waits; else the step alone was
-  # ended, as when Slurm is about to preempt the job.
-  pause=5
-  [ "$code" = 4 ] && has_room && pause=40
-  supervise sleep "$pause"
-  coordinator_is_over && exit 0
-done
-back_to_the_queue
-exit 4
-)sh";
-
-std::string functions(const SlurmJob& job) {
-  return kSupervise + filled(kBackToTheQueue,
-                             {{"max_requeues", std::to_string(job.cluster.slurm.max_requeues)}});
-}
-
-// With an image: the function that starts workers (`launcher_file`; empty: others do) and, if it is
-// here, the finetune stage.
-std::string tending(const std::string& launcher_file, bool finetunes) {
-  return filled(kTend,
-                {{"workers", launcher_file},
-                 {"ranks", finetunes ? kTendRanks : ""},
-                 {"file", kRanksFile},
-                 {"folder", RunLayout::kSlurm},
-                 {"logs", RunLayout("").logs().string()}});
+  return {
+      SlurmRole::kLauncher,
+      kRanksFile,
+      "#!/bin/bash\n# Written by 'hedgerow submit --slurm'. The ranks of the finetune stage, each "
+      "in a container of its own.\nrun=" +
+          shell_word(job.run) + "\ninside=(" + inside(job) +
+          ")\nworker=" + shell_word(worker.string()) + "\nranks=" + std::to_string(job.ranks) +
+          "\nwait_s=" + std::to_string(kRanksWaitSeconds) + "\nacross_nodes=(" +
+          (shape.nodes > 1 ? "--mca odls_base_sigkill_timeout 3" : "") + ")\n" + kRanks};
 }
 
 // A job whose batch step is the coordinator.
@@ -363,32 +172,25 @@ SlurmScript coordinating(const SlurmJob& job,
                          const SlurmShape& shape,
                          const std::string& launcher_file) {
   const std::string name(to_string(role));
-  std::string options, recipe;
+  const std::string folder = "\"$run/" + std::string(RunLayout::kSlurm) + "/";
   const bool finetunes = !job.finetunes_apart || role == SlurmRole::kFinetune;
   const bool tends = has_image(job) && (finetunes || !launcher_file.empty());
-  if (!tends && !launcher_file.empty()) {
-    options +=
-        " --worker-launcher \"$run/" + std::string(RunLayout::kSlurm) + "/" + launcher_file + "\"";
-  }
-  if (job.finetunes_apart && role != SlurmRole::kFinetune) options += " --stop-before finetune";
+  std::string values = "arguments=(run --run \"$run\" --workers 0";
+  if (!tends && !launcher_file.empty())
+    values += " --worker-launcher " + folder + launcher_file + "\"";
+  if (job.finetunes_apart && role != SlurmRole::kFinetune) values += " --stop-before finetune";
+  values += ")\nrecipe=(";
   if (role != SlurmRole::kFinetune) {
-    const std::string cluster =
-        job.cluster.nodes.empty()
-            ? ""
-            : " --cluster \"$run/" + std::string(RunLayout::kSlurm) + "/" + kSlurmCluster + "\"";
-    recipe = filled(kRecipe,
-                    {{"folder", RunLayout::kSlurm}, {"file", kSlurmRecipe}, {"cluster", cluster}});
+    values += "--recipe " + folder + kSlurmRecipe + "\"";
+    if (!job.cluster.nodes.empty()) values += " --cluster " + folder + kSlurmCluster + "\"";
   }
+  values += ")\n";
+  if (tends)
+    values += "workers=" + launcher_file + "\nranks=" + (finetunes ? kRanksFile : "") + "\n";
   return {role,
           name + ".sbatch",
-          head(job, shape, role, name + "-%j.log") + begin(job) + functions(job) +
-              (tends ? tending(launcher_file, finetunes) : "") +
-              filled(kCoordinate,
-                     {{"options", options},
-                      {"recipe", recipe},
-                      {"begin_tending", tends ? "tend &\ntender=$!\n" : ""},
-                      {"end_tending", tends ? "end_tending\n" : ""},
-                      {"inside", inside_variable(job)}})};
+          head(job, shape, role, name + "-%j.log") + begin(job, values) + (tends ? kTend : "") +
+              kCoordinate};
 }
 
 // One task of the array: workers that come and go.
@@ -398,13 +200,12 @@ SlurmScript array_worker(const SlurmJob& job) {
   return {SlurmRole::kWorker,
           "worker.sbatch",
           head(job, shape, SlurmRole::kWorker, "worker-%A_%a.log") + "#SBATCH --array=0-" +
-              std::to_string(job.array_tasks - 1) + "\n" + begin(job) + functions(job) +
-              filled(kArrayWorker,
-                     {{"srun", srun_words(shape)},
-                      {"inside", inside_variable(job)},
-                      {"wait", std::to_string(kWorkerWaitSeconds)},
-                      {"folder", RunLayout::kSlurm},
-                      {"coordinator_job", kCoordinatorJob}})};
+              std::to_string(job.array_tasks - 1) + "\n" +
+              begin(job,
+                    "srun=(" + srun_words(shape) + ")\nwait_s=" +
+                        std::to_string(kWorkerWaitSeconds) + "\ncoordinator_job=\"$run/" +
+                        RunLayout::kSlurm + "/" + kCoordinatorJob + "\"\n") +
+              kArrayWorker};
 }
 
 void check_ranks(const SlurmJob& job, const SlurmShape& shape, const std::string& section) {

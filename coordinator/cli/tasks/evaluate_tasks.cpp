@@ -30,11 +30,15 @@ bool is_export(const fs::path& directory) {
          fs::exists(directory / "modeling_hedgerow.py");
 }
 
-json subjects_of(const ModelChoice& choice, const std::string& device) {
+// {"name", "arguments"}: what deploy/huggingface/tasks starts `hedgerow-worker answer` with.
+json subjects_of(const ModelChoice& choice) {
   json subjects = json::array();
   const auto add =
       [&](const char* name, const ModelChoice& own, const std::vector<std::string>& more = {}) {
-        subjects.push_back(worker_subject(name, own, device, more));
+        std::vector<std::string> arguments = own.worker_arguments();
+        arguments.insert(arguments.end(), {"--device", own.device});
+        arguments.insert(arguments.end(), more.begin(), more.end());
+        subjects.push_back({{"name", name}, {"arguments", arguments}});
       };
   add("teacher", choice.teacher());
   if (choice.student.empty()) return subjects;
@@ -106,10 +110,7 @@ void add_task_options(CLI::App& app, TaskOptions& options) {
   app.add_flag("--print-subjects", options.prints_subjects, "")->group("");
 }
 
-ExitCode evaluate_tasks(ModelOptions& model,
-                        const std::string& device,
-                        const TaskOptions& options,
-                        Terminal& terminal) {
+ExitCode evaluate_tasks(ModelOptions& model, const TaskOptions& options, Terminal& terminal) {
   json job = {{"worker", worker_binary(terminal.console())},
               {"tasks", options.tasks},
               {"chat", options.chat},
@@ -127,7 +128,7 @@ ExitCode evaluate_tasks(ModelOptions& model,
     const ModelChoice choice = choose_model(model);
     run = choice.run;
     job["model"] = storage::ModelDirectory::open(choice.model).path().string();
-    job["subjects"] = chosen_subjects(subjects_of(choice, device), options.subjects);
+    job["subjects"] = chosen_subjects(subjects_of(choice), options.subjects);
   }
   if (options.prints_subjects) {
     terminal.print_json(job);

@@ -27,7 +27,6 @@ void add_task_options(CLI::App& app, TaskOptions& options);
 
 // Prints a table, and records it in a run.
 storage::ExitCode evaluate_tasks(ModelOptions& model,
-                                 const std::string& device,
                                  const TaskOptions& options,
                                  Terminal& terminal);
 

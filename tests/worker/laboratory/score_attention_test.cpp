@@ -343,7 +343,7 @@ TEST(ScoreAttention, LinearAttentionEqualsTheKernels) {
       theirs.q.bias = theirs.k.bias = ours.bias;
     }
     const at::Tensor found = score_attention(q, k, v, spec, ours);
-    for (const auto backend : {kernels::Backend::kAten, kernels::Backend::kCpu}) {
+    for (const auto backend : {kernels::Backend::kAten, kernels::Backend::kAuto}) {
       const at::Tensor expected =
           kernels::hybrid_attention(q, k, v, theirs, options, backend).contiguous();
       EXPECT_LE((found - expected).abs().max().item<double>(), 2e-4)
@@ -375,7 +375,7 @@ TEST(ScoreAttention, RandomFeaturesAndSoftmaxEqualTheKernels) {
   };
   const at::Tensor by_features = score_attention(q, k, v, favor, ours),
                    by_softmax = score_attention(q, k, v, ScoreSpec{});
-  for (const auto backend : {kernels::Backend::kAten, kernels::Backend::kCpu}) {
+  for (const auto backend : {kernels::Backend::kAten, kernels::Backend::kAuto}) {
     expect(by_features,
            kernels::hybrid_attention(q, k, v, theirs, options, backend),
            "positive random features");

@@ -1,4 +1,4 @@
-// 004 figures 3 and 8: the series of e^s cut after an order, and the same of other maps. Odd orders
+// 004 figure 5: the series of e^s cut after an order, and the same of other maps. Odd orders
 // have no sum to divide by, so the walk has the even ones.
 #include <cmath>
 

@@ -29,7 +29,6 @@ using storage::ExitCode;
 
 struct GenerateOptions {
   ModelOptions model;
-  std::string device;  // empty: the run's
   std::vector<std::string> prompts;
   std::string prompts_file;
   int batch = 0;  // 0: all together
@@ -110,7 +109,7 @@ Generated generate_ids(const GenerateOptions& options,
                             "--batch",
                             std::to_string(options.batch),
                             "--device",
-                            options.device.empty() ? choice.device : options.device,
+                            choice.device,
                             "--max-new-tokens",
                             std::to_string(options.max_new_tokens),
                             "--temperature",
@@ -273,7 +272,7 @@ RunCommand declare_generate(CLI::App& app) {
       ->type_name("N")
       ->check(CLI::Range(1, 1 << 16).description(""));
   add_model_options(app, options->model);
-  add_device_option(app, options->device);
+  add_device_option(app, options->model);
   app.add_flag("--chat", options->chat, "wrap each prompt in the model's chat template");
   app.add_option("--max-new-tokens",
                  options->max_new_tokens,

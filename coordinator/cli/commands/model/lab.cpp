@@ -1,11 +1,10 @@
-#include "coordinator/cli/lab/lab.hpp"
-
 #include <CLI/CLI.hpp>
 #include <filesystem>
 #include <memory>
 #include <optional>
 #include <vector>
 
+#include "coordinator/cli/commands/commands.hpp"
 #include "coordinator/cli/programs/child.hpp"
 #include "coordinator/cli/programs/programs.hpp"
 #include "coordinator/cli/programs/temporary_directory.hpp"

@@ -1,5 +1,3 @@
-#include "coordinator/cli/tasks/probe.hpp"
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
@@ -7,6 +5,7 @@
 #include <memory>
 #include <optional>
 
+#include "coordinator/cli/commands/commands.hpp"
 #include "coordinator/cli/export/model_choice.hpp"
 #include "coordinator/cli/programs/child.hpp"
 #include "coordinator/cli/programs/programs.hpp"
@@ -26,7 +25,7 @@ using storage::ExitCode;
 
 struct ProbeOptions {
   ModelOptions model;
-  std::string device, tokens, text, out, pictures;
+  std::string tokens, text, out, pictures;
   std::vector<int> layers;
   std::vector<std::string> maps;
   int max_sequences = 2, select = 0, seq_len = 0;
@@ -222,7 +221,7 @@ ExitCode run_probe(ProbeOptions& options, Terminal& terminal) {
                                      "probe-attention",
                                      "--progress",
                                      "--device",
-                                     options.device.empty() ? choice.device : options.device,
+                                     choice.device,
                                      "--compute-dtype",
                                      choice.compute_dtype,
                                      "--tokens",
@@ -265,7 +264,7 @@ ExitCode run_probe(ProbeOptions& options, Terminal& terminal) {
 RunCommand declare_probe(CLI::App& app) {
   const auto options = std::make_shared<ProbeOptions>();
   add_model_options(app, options->model);
-  add_device_option(app, options->device);
+  add_device_option(app, options->model);
   app.add_option("--tokens", options->tokens, "a tokens file; the run's evaluate split unless told")
       ->type_name("FILE");
   app.add_option("--text", options->text, "a text file in its place, one document")

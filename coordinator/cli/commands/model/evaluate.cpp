@@ -24,7 +24,6 @@ using storage::ExitCode;
 struct EvaluateOptions {
   ModelOptions model;
   TaskOptions tasks;
-  std::string device;  // empty: the run's
   std::string tokens;
   std::string returns;  // "layers", "heads"
   int max_sequences = 0;
@@ -55,7 +54,7 @@ ExitCode run_evaluate(EvaluateOptions& options, Terminal& terminal) {
   if (!options.tasks.tasks.empty() || options.tasks.prints_subjects) {
     require(options.tokens.empty() && options.max_sequences == 0,
             "--tokens and --max-sequences are of perplexities, not of --tasks");
-    return evaluate_tasks(options.model, options.device, options.tasks, terminal);
+    return evaluate_tasks(options.model, options.tasks, terminal);
   }
   ModelChoice choice = choose_model(options.model);
   if (!options.returns.empty()) {
@@ -81,7 +80,7 @@ ExitCode run_evaluate(EvaluateOptions& options, Terminal& terminal) {
                                      "--json",
                                      "--progress",
                                      "--device",
-                                     options.device.empty() ? choice.device : options.device,
+                                     choice.device,
                                      "--tokens",
                                      tokens}};
   const auto more = choice.worker_arguments();
@@ -122,7 +121,7 @@ ExitCode run_evaluate(EvaluateOptions& options, Terminal& terminal) {
 RunCommand declare_evaluate(CLI::App& app) {
   const auto options = std::make_shared<EvaluateOptions>();
   add_model_options(app, options->model);
-  add_device_option(app, options->device);
+  add_device_option(app, options->model);
   app.add_option("--tokens", options->tokens, "a tokens file; the run's evaluate split unless told")
       ->type_name("FILE");
   app.add_option("--max-sequences",
