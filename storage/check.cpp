@@ -6,7 +6,7 @@
 #include <mutex>
 #include <thread>
 
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "storage/shards/hidden_shard.hpp"
 
 namespace hedgerow::storage {

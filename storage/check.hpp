@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "storage/base/error.hpp"
-#include "storage/base/file_record.hpp"
-#include "storage/base/run_layout.hpp"
+#include "storage/files/file_record.hpp"
+#include "storage/files/run_layout.hpp"
 
 namespace hedgerow::storage {
 

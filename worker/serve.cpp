@@ -10,9 +10,9 @@
 
 #include "coordinator/wire/coordinator_file.hpp"
 #include "storage/base/build_info.hpp"
-#include "storage/base/fault_point.hpp"
 #include "storage/base/random.hpp"
 #include "storage/base/utc.hpp"
+#include "storage/faults/fault_point.hpp"
 #include "worker/client/task_inputs.hpp"
 #include "worker/device/cuda_device.hpp"
 #include "worker/device/large_blocks.hpp"

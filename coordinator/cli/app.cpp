@@ -12,7 +12,7 @@
 #include "coordinator/cli/terminal/format.hpp"
 #include "coordinator/cli/terminal/terminal.hpp"
 #include "storage/base/build_info.hpp"
-#include "storage/base/filesystem_error.hpp"
+#include "storage/files/filesystem_error.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

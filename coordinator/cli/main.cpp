@@ -1,8 +1,8 @@
 // hedgerow: the command that people type. Never loads LibTorch, so that it starts in milliseconds
 // on a login node.
 #include "coordinator/cli/app.hpp"
-#include "storage/base/file.hpp"
 #include "storage/base/openmp_spin.hpp"
+#include "storage/files/file.hpp"
 
 int main(int argc, char** argv) {
   hedgerow::storage::let_large_writes_fail();

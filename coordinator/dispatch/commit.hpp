@@ -11,7 +11,7 @@
 
 #include "coordinator/state/events.hpp"
 #include "coordinator/state/state.hpp"
-#include "storage/base/run_layout.hpp"
+#include "storage/files/run_layout.hpp"
 #include "storage/journal/disk.hpp"
 
 namespace hedgerow::coordinator {

@@ -8,9 +8,9 @@
 #include "coordinator/dispatch/commit.hpp"
 #include "coordinator/state/fold.hpp"
 #include "storage/base/error.hpp"
-#include "storage/base/fault_point.hpp"
-#include "storage/base/hash.hpp"
-#include "storage/base/json_fields.hpp"
+#include "storage/faults/fault_point.hpp"
+#include "storage/files/hash.hpp"
+#include "storage/json/json_fields.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <array>
 
-#include "storage/base/run_layout.hpp"
+#include "storage/files/run_layout.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

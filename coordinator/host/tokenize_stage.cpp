@@ -9,8 +9,8 @@
 #include <mutex>
 
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
 #include "storage/base/utc.hpp"
+#include "storage/files/file.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

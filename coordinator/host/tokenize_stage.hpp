@@ -9,7 +9,7 @@
 
 #include "coordinator/host/run_ownership.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
-#include "storage/base/scoped_file.hpp"
+#include "storage/files/scoped_file.hpp"
 
 namespace hedgerow::coordinator {
 

@@ -8,7 +8,7 @@
 
 #include "coordinator/host/clock.hpp"
 #include "coordinator/wire/log_limit.hpp"
-#include "storage/base/run_layout.hpp"
+#include "storage/files/run_layout.hpp"
 
 namespace hedgerow::coordinator {
 

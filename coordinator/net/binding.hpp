@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "storage/base/run_layout.hpp"
+#include "storage/files/run_layout.hpp"
 
 namespace hedgerow::coordinator {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "storage/base/run_layout.hpp"
+#include "storage/files/run_layout.hpp"
 
 namespace hedgerow::coordinator {
 

@@ -1,6 +1,6 @@
 #include "coordinator/plan/measured_nodes.hpp"
 
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

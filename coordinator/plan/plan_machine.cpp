@@ -4,7 +4,7 @@
 #include "coordinator/machine/memory.hpp"
 #include "coordinator/machine/processor.hpp"
 #include "coordinator/plan/planner.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "storage/shards/tokens_file.hpp"
 
 namespace hedgerow::coordinator {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "coordinator/plan/plan.hpp"
-#include "storage/base/run_layout.hpp"
+#include "storage/files/run_layout.hpp"
 
 namespace hedgerow::coordinator {
 

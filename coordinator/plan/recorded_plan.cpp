@@ -4,7 +4,7 @@
 #include <filesystem>
 
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "coordinator/plan/plan.hpp"
-#include "storage/base/fields.hpp"
-#include "storage/base/run_layout.hpp"
+#include "storage/files/run_layout.hpp"
+#include "storage/json/fields.hpp"
 
 namespace hedgerow::coordinator {
 

@@ -7,9 +7,9 @@
 
 #include "coordinator/dispatch/commit.hpp"
 #include "coordinator/dispatch/task_kinds.hpp"
-#include "storage/base/file.hpp"
-#include "storage/base/hash.hpp"
-#include "storage/base/json_fields.hpp"
+#include "storage/files/file.hpp"
+#include "storage/files/hash.hpp"
+#include "storage/json/json_fields.hpp"
 #include "storage/tensors/safetensors.hpp"
 
 namespace hedgerow::coordinator {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "coordinator/state/state.hpp"
-#include "storage/base/run_layout.hpp"
+#include "storage/files/run_layout.hpp"
 #include "storage/model/weight_hashes.hpp"
 #include "storage/recipe/recipe.hpp"
 

@@ -9,8 +9,8 @@
 #include "coordinator/host/orphaned_leases.hpp"
 #include "coordinator/serve/assembler.hpp"
 #include "coordinator/state/task_graph.hpp"
-#include "storage/base/fault_point.hpp"
 #include "storage/base/utc.hpp"
+#include "storage/faults/fault_point.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "coordinator/wire/stage_start.hpp"
 #include "storage/base/error.hpp"
-#include "storage/base/fault_point.hpp"
+#include "storage/faults/fault_point.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

@@ -12,7 +12,7 @@
 #include "coordinator/host/clock.hpp"
 #include "coordinator/host/launcher.hpp"
 #include "coordinator/state/state.hpp"
-#include "storage/base/run_layout.hpp"
+#include "storage/files/run_layout.hpp"
 
 namespace hedgerow::coordinator {
 

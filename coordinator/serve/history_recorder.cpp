@@ -7,8 +7,8 @@
 
 #include "coordinator/state/fold.hpp"
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
 #include "storage/base/utc.hpp"
+#include "storage/files/file.hpp"
 #include "storage/history/columns.hpp"
 
 namespace hedgerow::coordinator {

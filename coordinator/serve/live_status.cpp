@@ -5,8 +5,8 @@
 #include <span>
 
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
 #include "storage/base/utc.hpp"
+#include "storage/files/file.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

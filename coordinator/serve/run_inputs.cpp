@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "storage/base/hash.hpp"
+#include "storage/files/hash.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

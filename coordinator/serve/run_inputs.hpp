@@ -5,7 +5,7 @@
 #include <filesystem>
 
 #include "coordinator/state/events.hpp"
-#include "storage/base/run_layout.hpp"
+#include "storage/files/run_layout.hpp"
 #include "storage/model/model_config.hpp"
 
 namespace hedgerow::coordinator {

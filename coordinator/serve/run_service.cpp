@@ -25,8 +25,8 @@
 #include "coordinator/web/access.hpp"
 #include "coordinator/web/server.hpp"
 #include "storage/base/build_info.hpp"
-#include "storage/base/file.hpp"
 #include "storage/check.hpp"
+#include "storage/files/file.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

@@ -13,7 +13,7 @@
 #include "coordinator/net/mailbox.hpp"
 #include "coordinator/status/status.hpp"
 #include "coordinator/wire/messages.hpp"
-#include "storage/base/run_layout.hpp"
+#include "storage/files/run_layout.hpp"
 
 namespace hedgerow::coordinator {
 

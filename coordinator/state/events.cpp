@@ -2,7 +2,7 @@
 
 #include <array>
 
-#include "storage/base/fields.hpp"
+#include "storage/json/fields.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

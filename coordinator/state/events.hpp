@@ -14,7 +14,7 @@
 #include "coordinator/state/geometry.hpp"
 #include "coordinator/state/task_id.hpp"
 #include "storage/base/error.hpp"
-#include "storage/base/file_record.hpp"
+#include "storage/files/file_record.hpp"
 
 namespace hedgerow::coordinator {
 

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "coordinator/state/task_id.hpp"
-#include "storage/base/fields.hpp"
-#include "storage/base/file_record.hpp"
+#include "storage/files/file_record.hpp"
+#include "storage/json/fields.hpp"
 
 namespace hedgerow::coordinator {
 

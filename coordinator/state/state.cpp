@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "coordinator/state/task_graph.hpp"
-#include "storage/base/hash.hpp"
+#include "storage/files/hash.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

@@ -16,7 +16,7 @@
 #include "coordinator/state/events.hpp"
 #include "coordinator/state/interned_string.hpp"
 #include "coordinator/state/state_index.hpp"
-#include "storage/base/text_writer.hpp"
+#include "storage/files/text_writer.hpp"
 
 namespace hedgerow::coordinator {
 

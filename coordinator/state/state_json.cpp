@@ -2,7 +2,7 @@
 #include <utility>
 
 #include "coordinator/state/state.hpp"
-#include "storage/base/fields.hpp"
+#include "storage/json/fields.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

@@ -42,7 +42,7 @@ static_assert(sizeof(TaskId) == 16);
 // "evaluate/teacher/p00".
 [[nodiscard]] std::string to_string(const TaskId& id);
 [[nodiscard]] TaskId task_id_from_string(const std::string& text);  // Throws kCorrupt
-// As storage/base/fields.hpp reads what is written as a word. Throws kCorrupt.
+// As storage/json/fields.hpp reads what is written as a word. Throws kCorrupt.
 inline void from_word(const std::string& word, TaskId& id) { id = task_id_from_string(word); }
 
 }  // namespace hedgerow::coordinator

@@ -5,8 +5,8 @@
 
 #include "coordinator/state/fold.hpp"
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
-#include "storage/base/hash.hpp"
+#include "storage/files/file.hpp"
+#include "storage/files/hash.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

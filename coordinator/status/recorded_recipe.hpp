@@ -7,7 +7,7 @@
 #include <string>
 
 #include "coordinator/state/state.hpp"
-#include "storage/base/run_layout.hpp"
+#include "storage/files/run_layout.hpp"
 #include "storage/recipe/recipe.hpp"
 
 namespace hedgerow::coordinator {

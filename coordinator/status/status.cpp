@@ -12,10 +12,10 @@
 #include "coordinator/status/variants.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
 #include "storage/base/error.hpp"
-#include "storage/base/fields.hpp"
-#include "storage/base/file.hpp"
 #include "storage/base/utc.hpp"
+#include "storage/files/file.hpp"
 #include "storage/journal/journal.hpp"
+#include "storage/json/fields.hpp"
 #include "storage/recipe/recipe.hpp"
 
 namespace hedgerow::coordinator {

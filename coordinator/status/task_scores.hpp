@@ -5,7 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "storage/base/run_layout.hpp"
+#include "storage/files/run_layout.hpp"
 
 namespace hedgerow::coordinator {
 

@@ -5,8 +5,8 @@
 
 #include "coordinator/wire/run_keys.hpp"
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
 #include "storage/base/random.hpp"
+#include "storage/files/file.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

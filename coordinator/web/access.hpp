@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "storage/base/run_layout.hpp"
+#include "storage/files/run_layout.hpp"
 
 namespace hedgerow::coordinator {
 

@@ -3,7 +3,7 @@
 #include "coordinator/status/status_build.hpp"
 #include "coordinator/web/snapshot.hpp"
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

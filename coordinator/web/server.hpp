@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "storage/base/run_layout.hpp"
+#include "storage/files/run_layout.hpp"
 
 namespace hedgerow::coordinator {
 

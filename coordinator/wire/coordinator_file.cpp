@@ -9,7 +9,7 @@
 #include <sstream>
 
 #include "storage/base/error.hpp"
-#include "storage/base/fields.hpp"
+#include "storage/json/fields.hpp"
 
 namespace hedgerow::wire {
 

@@ -1,8 +1,8 @@
 #include "coordinator/wire/stage_start.hpp"
 
 #include "storage/base/error.hpp"
-#include "storage/base/fields.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
+#include "storage/json/fields.hpp"
 
 namespace hedgerow::wire {
 

@@ -10,8 +10,8 @@
 #include <string_view>
 #include <vector>
 
-#include "storage/base/fields.hpp"
-#include "storage/base/file_record.hpp"
+#include "storage/files/file_record.hpp"
+#include "storage/json/fields.hpp"
 
 namespace hedgerow::wire {
 
@@ -43,7 +43,7 @@ struct TaskKindRow {
 enum class Subject { kNone, kLora, kTeacher, kTransfer };
 [[nodiscard]] std::string_view to_string(Subject subject);  // "lora", ...; kNone: ""
 [[nodiscard]] std::optional<Subject> subject_from_string(std::string_view word);
-// As storage/base/fields.hpp reads what is written as a word. Throws kCorrupt.
+// As storage/json/fields.hpp reads what is written as a word. Throws kCorrupt.
 void from_word(std::string_view word, Subject& subject);
 
 struct Task {

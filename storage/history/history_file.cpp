@@ -6,8 +6,8 @@
 #include <span>
 
 #include "storage/base/error.hpp"
-#include "storage/base/fault_point.hpp"
-#include "storage/base/hash.hpp"
+#include "storage/faults/fault_point.hpp"
+#include "storage/files/hash.hpp"
 
 namespace hedgerow::storage {
 namespace {

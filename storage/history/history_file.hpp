@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
-#include "storage/base/file.hpp"
-#include "storage/base/run_layout.hpp"
+#include "storage/files/file.hpp"
+#include "storage/files/run_layout.hpp"
 #include "storage/history/history.hpp"
 
 namespace hedgerow::storage {

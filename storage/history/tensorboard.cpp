@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 
 namespace hedgerow::storage {
 namespace {

@@ -4,7 +4,7 @@
 #include <span>
 
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "storage/shards/hidden_shard.hpp"
 
 namespace hedgerow::storage {

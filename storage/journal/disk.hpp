@@ -14,8 +14,8 @@
 #include <string_view>
 #include <vector>
 
-#include "storage/base/file_record.hpp"
-#include "storage/base/text_writer.hpp"
+#include "storage/files/file_record.hpp"
+#include "storage/files/text_writer.hpp"
 
 namespace hedgerow::storage {
 
@@ -35,7 +35,7 @@ struct DiskEntry {
   bool is_directory = false;
 };
 
-// Paths are those of RunLayout. Errors as in storage/base/file.hpp, unless said otherwise.
+// Paths are those of RunLayout. Errors as in storage/files/file.hpp, unless said otherwise.
 class Disk {
  public:
   virtual ~Disk() = default;

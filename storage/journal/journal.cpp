@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "storage/base/error.hpp"
-#include "storage/base/fault_point.hpp"
-#include "storage/base/hash.hpp"
+#include "storage/faults/fault_point.hpp"
+#include "storage/files/hash.hpp"
 #include "storage/journal/journal_line.hpp"
 
 namespace hedgerow::storage {

@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "storage/base/error.hpp"
-#include "storage/base/run_layout.hpp"
 #include "storage/base/utc.hpp"
+#include "storage/files/run_layout.hpp"
 #include "storage/journal/disk.hpp"
 
 namespace hedgerow::storage {

@@ -7,8 +7,8 @@
 #include <span>
 
 #include "storage/base/error.hpp"
-#include "storage/base/hash.hpp"
-#include "storage/base/strict_json.hpp"
+#include "storage/files/hash.hpp"
+#include "storage/json/strict_json.hpp"
 
 namespace hedgerow::storage {
 namespace {

@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "storage/base/error.hpp"
-#include "storage/base/strict_json.hpp"
 #include "storage/journal/journal.hpp"
 #include "storage/journal/journal_line.hpp"
+#include "storage/json/strict_json.hpp"
 
 namespace hedgerow::storage {
 namespace {

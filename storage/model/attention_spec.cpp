@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "storage/base/error.hpp"
-#include "storage/base/strict_json.hpp"
+#include "storage/json/strict_json.hpp"
 
 namespace hedgerow::storage {
 namespace {

@@ -9,9 +9,9 @@
 #include <system_error>
 
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
-#include "storage/base/hash.hpp"
-#include "storage/base/strict_json.hpp"
+#include "storage/files/file.hpp"
+#include "storage/files/hash.hpp"
+#include "storage/json/strict_json.hpp"
 #include "storage/model/model_config.hpp"
 
 namespace hedgerow::storage {

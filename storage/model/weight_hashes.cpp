@@ -9,8 +9,8 @@
 #include <optional>
 
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
 #include "storage/base/random.hpp"
+#include "storage/files/file.hpp"
 
 namespace hedgerow::storage {
 namespace {

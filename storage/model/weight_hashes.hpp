@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "storage/base/hash.hpp"
-#include "storage/base/run_layout.hpp"
+#include "storage/files/hash.hpp"
+#include "storage/files/run_layout.hpp"
 #include "storage/model/model_config.hpp"
 
 namespace hedgerow::storage {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "storage/recipe/toml_reader.hpp"
 
 namespace hedgerow::storage {

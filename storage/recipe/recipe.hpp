@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "storage/base/run_layout.hpp"
+#include "storage/files/run_layout.hpp"
 #include "storage/model/attention_spec.hpp"
 #include "storage/recipe/recipe_sections.hpp"
 

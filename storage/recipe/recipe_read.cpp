@@ -5,9 +5,9 @@
 #include <span>
 
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
-#include "storage/base/hash.hpp"
-#include "storage/base/run_layout.hpp"
+#include "storage/files/file.hpp"
+#include "storage/files/hash.hpp"
+#include "storage/files/run_layout.hpp"
 #include "storage/model/model_config.hpp"
 #include "storage/recipe/recipe_fields.hpp"
 #include "storage/recipe/toml_reader.hpp"

@@ -6,7 +6,7 @@
 #include <span>
 
 #include "storage/base/error.hpp"
-#include "storage/base/hash.hpp"
+#include "storage/files/hash.hpp"
 #include "storage/recipe/recipe_fields.hpp"
 
 namespace hedgerow::storage {

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <utility>
 
-#include "storage/base/file.hpp"
 #include "storage/base/words.hpp"
+#include "storage/files/file.hpp"
 
 namespace hedgerow::storage {
 namespace {

@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 
 namespace hedgerow::storage {
 namespace {

@@ -12,7 +12,7 @@
 #include <span>
 #include <vector>
 
-#include "storage/base/run_layout.hpp"
+#include "storage/files/run_layout.hpp"
 #include "storage/shards/hidden_shard.hpp"
 
 namespace hedgerow::storage {

@@ -8,7 +8,7 @@
 #include <system_error>
 
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "storage/shards/hdf5_handle.hpp"
 #include "storage/shards/shard_header.hpp"
 

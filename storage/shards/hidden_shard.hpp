@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "storage/base/dtype.hpp"
-#include "storage/base/file_record.hpp"
-#include "storage/base/hash.hpp"
+#include "storage/files/file_record.hpp"
+#include "storage/files/hash.hpp"
 
 namespace hedgerow::storage {
 

@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "storage/base/error.hpp"
-#include "storage/base/strict_json.hpp"
+#include "storage/json/strict_json.hpp"
 
 namespace hedgerow::storage {
 namespace {

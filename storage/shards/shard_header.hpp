@@ -8,7 +8,7 @@
 #include <span>
 #include <string>
 
-#include "storage/base/hash.hpp"
+#include "storage/files/hash.hpp"
 #include "storage/shards/hidden_shard.hpp"
 
 namespace hedgerow::storage {

@@ -7,9 +7,9 @@
 #include <system_error>
 
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
-#include "storage/base/hash.hpp"
-#include "storage/base/run_layout.hpp"
+#include "storage/files/file.hpp"
+#include "storage/files/hash.hpp"
+#include "storage/files/run_layout.hpp"
 #include "storage/shards/hdf5_attribute.hpp"
 #include "storage/shards/hdf5_handle.hpp"
 

@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "storage/base/file_record.hpp"
+#include "storage/files/file_record.hpp"
 
 namespace hedgerow::storage {
 

@@ -6,8 +6,8 @@
 #include <cmath>
 
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
-#include "storage/base/strict_json.hpp"
+#include "storage/files/file.hpp"
+#include "storage/json/strict_json.hpp"
 #include "storage/tensors/safetensors.hpp"
 
 namespace hedgerow::storage {

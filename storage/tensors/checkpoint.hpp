@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "storage/base/dtype.hpp"
-#include "storage/base/file_record.hpp"
-#include "storage/base/run_layout.hpp"
+#include "storage/files/file_record.hpp"
+#include "storage/files/run_layout.hpp"
 
 namespace hedgerow::storage {
 

@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "storage/tensors/safetensors_header.hpp"
 
 namespace hedgerow::storage {

@@ -8,7 +8,7 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "storage/history/columns.hpp"
 #include "storage/history/history_file.hpp"
 

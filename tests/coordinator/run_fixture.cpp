@@ -4,7 +4,7 @@
 
 #include "coordinator/state/fold.hpp"
 #include "state_fixture.hpp"
-#include "storage/base/hash.hpp"
+#include "storage/files/hash.hpp"
 #include "storage/tensors/safetensors.hpp"
 
 namespace hedgerow::coordinator {

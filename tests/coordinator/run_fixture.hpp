@@ -10,7 +10,7 @@
 
 #include "coordinator/serve/assembler.hpp"
 #include "coordinator/state/state.hpp"
-#include "storage/base/run_layout.hpp"
+#include "storage/files/run_layout.hpp"
 #include "storage/journal/journal.hpp"
 #include "storage/model/model_config.hpp"
 #include "storage/recipe/recipe.hpp"

@@ -5,7 +5,7 @@
 
 #include "coordinator/plan/plan.hpp"
 #include "coordinator/state/state.hpp"
-#include "storage/base/run_layout.hpp"
+#include "storage/files/run_layout.hpp"
 
 namespace hedgerow::coordinator {
 

@@ -1,4 +1,4 @@
-"""The beacons of a run's processes (storage/base/fault_beacon.hpp): where each is, also when it is dead, and where it is to die."""
+"""The beacons of a run's processes (storage/faults/fault_beacon.hpp): where each is, also when it is dead, and where it is to die."""
 
 from __future__ import annotations
 

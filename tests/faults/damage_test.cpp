@@ -9,8 +9,8 @@
 #include <random>
 
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
 #include "storage/check.hpp"
+#include "storage/files/file.hpp"
 #include "storage/journal/journal.hpp"
 #include "storage/shards/shard_header.hpp"
 #include "storage/shards/tokens_file.hpp"

@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
-#include "storage/base/hash.hpp"
 #include "storage/base/philox.hpp"
+#include "storage/files/file.hpp"
+#include "storage/files/hash.hpp"
 #include "tests/support/writer_of.hpp"
 
 namespace hedgerow::tests {

@@ -13,7 +13,7 @@
 #include <ostream>
 
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "tests/faults/storage_crash_job.hpp"
 #include "tests/support/temporary_directory.hpp"
 

@@ -5,7 +5,7 @@
 #include <exception>
 
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "tests/faults/storage_crash_job.hpp"
 
 int main(int argc, char** argv) {

@@ -4,7 +4,7 @@
 
 #include "coordinator/wire/messages.hpp"
 #include "storage/base/error.hpp"
-#include "storage/base/run_layout.hpp"
+#include "storage/files/run_layout.hpp"
 #include "tests/fuzz/fuzz.hpp"
 
 namespace {

@@ -6,7 +6,7 @@
 #include "coordinator/dispatch/scheduler.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
 #include "storage/base/error.hpp"
-#include "storage/base/json_fields.hpp"
+#include "storage/json/json_fields.hpp"
 
 namespace hedgerow::simulator {
 namespace {

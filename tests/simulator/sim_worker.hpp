@@ -13,7 +13,7 @@
 #include <string>
 
 #include "coordinator/host/process.hpp"
-#include "storage/base/run_layout.hpp"
+#include "storage/files/run_layout.hpp"
 #include "tests/simulator/random.hpp"
 #include "tests/simulator/values.hpp"
 #include "tests/simulator/virtual_disk.hpp"

@@ -110,7 +110,7 @@ def self_test() -> None:
     }
     allowed = {
         "kernels/good.cpp": "#include <ATen/ATen.h>\n#include <cuda_runtime.h>\n",
-        "storage/good.cpp": '#include <hdf5.h>\n#include "storage/base/file.hpp"\n// #include "worker/x.hpp"\n',
+        "storage/good.cpp": '#include <hdf5.h>\n#include "storage/files/file.hpp"\n// #include "worker/x.hpp"\n',
         "storage/private.hpp": "#include <hdf5.h>",
         "storage/user.hpp": '#include "storage/c.hpp"',
         "worker/comm/user.hpp": '#include "worker/comm/a.hpp"',

@@ -1,7 +1,7 @@
 """A real job for the end-to-end and fault tests: the real binaries on SmolLM2 cut to its first layers, real weights.
 
 One `Job` is one run directory. Nothing here knows how a run works inside: it types commands, reads `--json`, looks at
-files, and kills processes at the places that storage/base/fault_point.hpp names.
+files, and kills processes at the places that storage/faults/fault_point.hpp names.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class Job:
         self._temporary.cleanup()
 
     def command(self, *words: str | Path, timeout: float = 300, fault: str = "", **environment: str) -> Ended:
-        """`hedgerow <words>`; `fault` is a place as storage/base/fault_point.hpp takes it, hit by one process only."""
+        """`hedgerow <words>`; `fault` is a place as storage/faults/fault_point.hpp takes it, hit by one process only."""
         env = {**self.environment(), **environment}
         if fault:
             env |= {"HEDGEROW_FAULT": fault, "HEDGEROW_FAULT_ONCE": str(self.root / f"killed.{fault}")}

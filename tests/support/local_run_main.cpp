@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "tests/support/tiny_run.hpp"
 #include "worker/evaluate/evaluate_task.hpp"
 #include "worker/task/stopwatch.hpp"

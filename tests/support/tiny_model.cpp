@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "kernels/vector_math.hpp"
-#include "storage/base/file.hpp"
 #include "storage/base/philox.hpp"
+#include "storage/files/file.hpp"
 #include "storage/model/model_config.hpp"
 #include "storage/tensors/safetensors.hpp"
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "storage/base/file.hpp"
 #include "storage/base/philox.hpp"
+#include "storage/files/file.hpp"
 #include "storage/tensors/safetensors.hpp"
 #include "worker/transfer/capture.hpp"
 #include "worker/transfer/transfer.hpp"

@@ -7,8 +7,8 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "storage/base/file.hpp"
 #include "storage/base/philox.hpp"
+#include "storage/files/file.hpp"
 #include "storage/tensors/safetensors.hpp"
 #include "worker/model/tensor_bytes.hpp"
 

@@ -3,7 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "storage/base/text_writer.hpp"
+#include "storage/files/text_writer.hpp"
 
 namespace hedgerow::tests {
 

@@ -14,7 +14,7 @@
 
 #include "coordinator/wire/messages.hpp"
 #include "coordinator/wire/run_keys.hpp"
-#include "storage/base/run_layout.hpp"
+#include "storage/files/run_layout.hpp"
 
 namespace hedgerow::worker {
 

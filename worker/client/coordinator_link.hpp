@@ -10,7 +10,7 @@
 #include <string_view>
 
 #include "coordinator/wire/run_keys.hpp"
-#include "storage/base/run_layout.hpp"
+#include "storage/files/run_layout.hpp"
 #include "worker/client/dealer_socket.hpp"
 
 namespace hedgerow::worker {

@@ -3,10 +3,10 @@
 #include <chrono>
 
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
-#include "storage/base/hash.hpp"
-#include "storage/base/json_fields.hpp"
 #include "storage/check.hpp"
+#include "storage/files/file.hpp"
+#include "storage/files/hash.hpp"
+#include "storage/json/json_fields.hpp"
 
 namespace hedgerow::worker {
 namespace {

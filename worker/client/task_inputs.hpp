@@ -8,7 +8,7 @@
 
 #include "coordinator/wire/task.hpp"
 #include "storage/base/error.hpp"
-#include "storage/base/run_layout.hpp"
+#include "storage/files/run_layout.hpp"
 
 namespace hedgerow::worker {
 

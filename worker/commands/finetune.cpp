@@ -12,8 +12,8 @@
 #include <optional>
 
 #include "storage/base/error.hpp"
-#include "storage/base/fault_point.hpp"
-#include "storage/base/file.hpp"
+#include "storage/faults/fault_point.hpp"
+#include "storage/files/file.hpp"
 #include "worker/client/stage_request.hpp"
 #include "worker/commands/commands.hpp"
 #include "worker/commands/progress_lines.hpp"

@@ -11,8 +11,8 @@
 
 #include "kernels/vector_math.hpp"
 #include "storage/base/build_info.hpp"
-#include "storage/base/file.hpp"
 #include "storage/base/openmp_spin.hpp"
+#include "storage/files/file.hpp"
 #include "worker/commands/commands.hpp"
 #include "worker/device/large_blocks.hpp"
 #include "worker/task/failure.hpp"

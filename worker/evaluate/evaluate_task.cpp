@@ -4,7 +4,7 @@
 #include <filesystem>
 
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "storage/shape/budgets.hpp"
 #include "worker/client/task_inputs.hpp"
 #include "worker/task/stopwatch.hpp"

@@ -11,9 +11,9 @@
 
 #include "storage/base/build_info.hpp"
 #include "storage/base/error.hpp"
-#include "storage/base/fault_point.hpp"
-#include "storage/base/file.hpp"
-#include "storage/base/hash.hpp"
+#include "storage/faults/fault_point.hpp"
+#include "storage/files/file.hpp"
+#include "storage/files/hash.hpp"
 #include "storage/tensors/checkpoint.hpp"
 #include "worker/client/task_inputs.hpp"
 #include "worker/device/large_blocks.hpp"

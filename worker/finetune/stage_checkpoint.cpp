@@ -5,7 +5,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "storage/base/fault_point.hpp"
+#include "storage/faults/fault_point.hpp"
 
 namespace hedgerow::worker {
 namespace {

@@ -6,8 +6,8 @@
 #include <string>
 
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
-#include "storage/base/json_fields.hpp"
+#include "storage/files/file.hpp"
+#include "storage/json/json_fields.hpp"
 #include "storage/tensors/safetensors.hpp"
 #include "worker/model/tensor_bytes.hpp"
 

@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "storage/base/error.hpp"
-#include "storage/base/fault_point.hpp"
+#include "storage/faults/fault_point.hpp"
 #include "storage/shape/budgets.hpp"
 #include "storage/shards/hidden_shard.hpp"
 #include "worker/logits/top_logits.hpp"

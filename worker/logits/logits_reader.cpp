@@ -1,7 +1,7 @@
 #include "worker/logits/logits_reader.hpp"
 
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 
 namespace hedgerow::worker {
 namespace {

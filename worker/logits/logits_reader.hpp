@@ -7,7 +7,7 @@
 #include <map>
 #include <vector>
 
-#include "storage/base/run_layout.hpp"
+#include "storage/files/run_layout.hpp"
 #include "storage/shards/hidden_shard.hpp"
 #include "worker/logits/top_logits.hpp"
 

@@ -5,8 +5,8 @@
 #include <set>
 
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
 #include "storage/base/philox.hpp"
+#include "storage/files/file.hpp"
 #include "storage/tensors/safetensors.hpp"
 #include "worker/model/peft_config.hpp"
 #include "worker/model/tensor_bytes.hpp"

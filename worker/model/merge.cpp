@@ -6,7 +6,7 @@
 #include <set>
 
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "storage/tensors/safetensors.hpp"
 #include "worker/model/tensor_bytes.hpp"
 

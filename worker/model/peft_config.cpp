@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "worker/model/lora.hpp"
 
 namespace hedgerow::worker {

@@ -6,7 +6,7 @@
 
 #include "kernels/softmax_attention.hpp"
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "storage/tensors/safetensors.hpp"
 #include "worker/model/linear_branch.hpp"
 #include "worker/model/tensor_bytes.hpp"

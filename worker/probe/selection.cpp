@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "storage/base/file.hpp"
-#include "storage/base/scoped_file.hpp"
+#include "storage/files/file.hpp"
+#include "storage/files/scoped_file.hpp"
 
 namespace hedgerow::worker {
 

@@ -11,7 +11,7 @@
 #include <string_view>
 
 #include "coordinator/machine/memory.hpp"
-#include "storage/base/filesystem_error.hpp"
+#include "storage/files/filesystem_error.hpp"
 #include "worker/device/cuda_device.hpp"
 
 namespace hedgerow::worker {

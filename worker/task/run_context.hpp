@@ -9,7 +9,7 @@
 #include <memory>
 #include <optional>
 
-#include "storage/base/run_layout.hpp"
+#include "storage/files/run_layout.hpp"
 #include "storage/model/model_config.hpp"
 #include "storage/recipe/capture_plan.hpp"
 #include "storage/recipe/recipe.hpp"

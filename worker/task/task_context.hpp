@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "coordinator/wire/messages.hpp"
-#include "storage/base/file_record.hpp"
-#include "storage/base/run_layout.hpp"
+#include "storage/files/file_record.hpp"
+#include "storage/files/run_layout.hpp"
 
 namespace hedgerow::worker {
 

@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "storage/base/error.hpp"
-#include "storage/base/fault_point.hpp"
+#include "storage/faults/fault_point.hpp"
 #include "worker/model/tensor_bytes.hpp"
 #include "worker/task/stopwatch.hpp"
 #include "worker/transfer/block_input.hpp"

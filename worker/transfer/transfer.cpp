@@ -7,8 +7,8 @@
 #include <set>
 
 #include "storage/base/error.hpp"
-#include "storage/base/fault_point.hpp"
-#include "storage/base/file.hpp"
+#include "storage/faults/fault_point.hpp"
+#include "storage/files/file.hpp"
 #include "storage/tensors/checkpoint.hpp"
 #include "worker/model/attention_path.hpp"
 #include "worker/task/attempt_files.hpp"

@@ -10,7 +10,7 @@
 
 #include "coordinator/cli/doctor/doctor.hpp"
 #include "coordinator/cli/terminal/format.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

@@ -11,9 +11,9 @@
 #include "coordinator/cli/doctor/doctor_sockets.hpp"
 #include "coordinator/cli/terminal/format.hpp"
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
 #include "storage/base/random.hpp"
 #include "storage/base/utc.hpp"
+#include "storage/files/file.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

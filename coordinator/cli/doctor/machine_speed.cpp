@@ -18,7 +18,7 @@
 #include "coordinator/machine/memory.hpp"
 #include "storage/base/build_info.hpp"
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

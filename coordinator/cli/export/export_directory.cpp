@@ -13,9 +13,9 @@
 #include "coordinator/cli/programs/programs.hpp"
 #include "coordinator/cli/terminal/format.hpp"
 #include "coordinator/cli/terminal/interrupt.hpp"
-#include "storage/base/file.hpp"
-#include "storage/model/weight_hashes.hpp"
+#include "storage/files/file.hpp"
 #include "storage/model/attention_spec.hpp"
+#include "storage/model/weight_hashes.hpp"
 #include "storage/tensors/safetensors.hpp"
 
 namespace hedgerow::coordinator::cli {

@@ -10,7 +10,7 @@
 #include "coordinator/status/recorded_recipe.hpp"
 #include "coordinator/status/status.hpp"
 #include "storage/base/build_info.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "storage/model/model_config.hpp"
 #include "storage/recipe/recipe.hpp"
 

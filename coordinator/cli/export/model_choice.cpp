@@ -9,8 +9,8 @@
 #include "coordinator/status/recorded_recipe.hpp"
 #include "coordinator/status/status.hpp"
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
 #include "storage/check.hpp"
+#include "storage/files/file.hpp"
 #include "storage/journal/journal.hpp"
 #include "storage/model/model_config.hpp"
 #include "storage/recipe/recipe.hpp"
@@ -91,9 +91,6 @@ ModelChoice choose_directories(const ModelOptions& options) {
   require(options.lora.empty() || !options.student.empty(),
           "--lora needs --student: it was trained on one");
   ModelChoice choice;
-  choice.subject = !options.lora.empty()     ? "lora"
-                   : options.student.empty() ? "teacher"
-                                             : "transfer";
   choice.model = options.model;
   choice.student = options.student;
   choice.lora = options.lora;

@@ -1,7 +1,7 @@
 #include "coordinator/cli/export/partial_directory.hpp"
 
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

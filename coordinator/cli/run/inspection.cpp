@@ -7,8 +7,8 @@
 #include "coordinator/host/run_ownership.hpp"
 #include "coordinator/status/recorded_recipe.hpp"
 #include "coordinator/status/status.hpp"
-#include "storage/base/file.hpp"
 #include "storage/check.hpp"
+#include "storage/files/file.hpp"
 #include "storage/model/weight_hashes.hpp"
 #include "storage/shards/tokens_file.hpp"
 

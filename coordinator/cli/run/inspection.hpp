@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "coordinator/state/state.hpp"
-#include "storage/base/run_layout.hpp"
+#include "storage/files/run_layout.hpp"
 #include "storage/journal/journal.hpp"
 
 namespace hedgerow::coordinator::cli {

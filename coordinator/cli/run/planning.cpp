@@ -19,7 +19,7 @@
 #include "coordinator/simulate/scheduled_plan.hpp"
 #include "coordinator/state/fold.hpp"
 #include "storage/base/build_info.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "storage/model/model_config.hpp"
 #include "storage/recipe/capture_plan.hpp"
 #include "storage/recipe/tokens_section.hpp"

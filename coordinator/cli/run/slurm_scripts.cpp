@@ -5,7 +5,7 @@
 
 #include "coordinator/cli/run/slurm_shell.hpp"  // made of deploy/slurm/*.sh by CMakeLists.txt
 #include "storage/base/error.hpp"
-#include "storage/base/run_layout.hpp"
+#include "storage/files/run_layout.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

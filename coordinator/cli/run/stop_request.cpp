@@ -5,7 +5,7 @@
 #include <mutex>
 
 #include "coordinator/cli/terminal/interrupt.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

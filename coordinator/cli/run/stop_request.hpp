@@ -5,7 +5,7 @@
 
 #include <thread>
 
-#include "storage/base/run_layout.hpp"
+#include "storage/files/run_layout.hpp"
 
 namespace hedgerow::coordinator::cli {
 

@@ -10,7 +10,7 @@
 #include "coordinator/state/fold.hpp"
 #include "coordinator/status/recorded_recipe.hpp"
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "storage/journal/journal.hpp"
 
 namespace hedgerow::coordinator::cli {

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "coordinator/cli/programs/programs.hpp"
-#include "storage/base/file.hpp"
-#include "storage/base/scoped_file.hpp"
+#include "storage/files/file.hpp"
+#include "storage/files/scoped_file.hpp"
 #include "storage/model/model_config.hpp"
 #include "storage/recipe/tokens_section.hpp"
 

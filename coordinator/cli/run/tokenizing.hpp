@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "coordinator/cli/terminal/terminal.hpp"
-#include "storage/base/run_layout.hpp"
+#include "storage/files/run_layout.hpp"
 #include "storage/recipe/recipe.hpp"
 
 namespace hedgerow::coordinator::cli {

@@ -9,7 +9,7 @@
 #include "coordinator/cli/terminal/task_scores.hpp"
 #include "coordinator/status/recorded_recipe.hpp"
 #include "coordinator/status/task_scores.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "storage/model/model_config.hpp"
 
 namespace hedgerow::coordinator::cli {

@@ -7,7 +7,7 @@
 
 #include "coordinator/cli/command.hpp"
 #include "coordinator/cli/programs/child.hpp"
-#include "storage/base/run_layout.hpp"
+#include "storage/files/run_layout.hpp"
 
 namespace hedgerow::coordinator::cli {
 

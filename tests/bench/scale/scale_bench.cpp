@@ -17,7 +17,7 @@
 #include <thread>
 
 #include "coordinator/wire/coordinator_file.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "tests/bench/scale/scale_fleet.hpp"
 #include "tests/bench/scale/scale_run.hpp"
 #include "tests/support/temporary_directory.hpp"

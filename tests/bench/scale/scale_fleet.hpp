@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "storage/base/run_layout.hpp"
+#include "storage/files/run_layout.hpp"
 
 namespace hedgerow::bench {
 

@@ -6,7 +6,7 @@
 #include "coordinator/net/key_maker.hpp"
 #include "coordinator/net/router_socket.hpp"
 #include "coordinator/serve/coordinator.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 
 namespace hedgerow::bench {
 namespace {

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "storage/base/run_layout.hpp"
+#include "storage/files/run_layout.hpp"
 #include "storage/shards/hidden_shard.hpp"
 
 namespace hedgerow::bench {

@@ -5,7 +5,7 @@
 #include <fstream>
 #include <string>
 
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 
 namespace hedgerow::coordinator::cli {
 

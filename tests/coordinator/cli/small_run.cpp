@@ -1,7 +1,7 @@
 #include "tests/coordinator/cli/small_run.hpp"
 
 #include "coordinator/state/fold.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "storage/journal/journal.hpp"
 #include "storage/shards/hidden_shard.hpp"
 #include "storage/shards/tokens_file.hpp"

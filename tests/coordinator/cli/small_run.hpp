@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "coordinator/state/events.hpp"
-#include "storage/base/file.hpp"
-#include "storage/base/run_layout.hpp"
+#include "storage/files/file.hpp"
+#include "storage/files/run_layout.hpp"
 #include "storage/recipe/recipe.hpp"
 #include "tests/support/temporary_directory.hpp"
 

@@ -9,7 +9,7 @@
 #include "coordinator/host/tokenize_stage.hpp"
 #include "coordinator/status/status.hpp"
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "tests/coordinator/run_fixture.hpp"
 #include "tests/support/forked_process.hpp"
 

@@ -6,7 +6,7 @@
 #include <filesystem>
 
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 namespace hedgerow::coordinator {

@@ -3,7 +3,7 @@
 #include <fstream>
 
 #include "coordinator/dispatch/commit.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "storage/tensors/safetensors.hpp"
 #include "tests/coordinator/run_fixture.hpp"
 #include "tests/coordinator/state_fixture.hpp"

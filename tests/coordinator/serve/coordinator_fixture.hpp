@@ -13,7 +13,7 @@
 #include "coordinator/dispatch/commit.hpp"
 #include "coordinator/net/router_socket.hpp"
 #include "coordinator/serve/coordinator.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "tests/coordinator/run_fixture.hpp"
 #include "worker/client/coordinator_client.hpp"
 

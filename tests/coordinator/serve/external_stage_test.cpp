@@ -1,7 +1,7 @@
 // A finetune stage whose ranks the coordinator does not start itself: an MPIJob of Kubernetes, or
 // another job's mpirun.
 #include "coordinator_fixture.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "tests/support/forked_process.hpp"
 #include "worker/client/stage_request.hpp"
 

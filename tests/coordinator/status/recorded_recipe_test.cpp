@@ -7,7 +7,7 @@
 #include "coordinator/cli/run/inspection.hpp"
 #include "coordinator/state/fold.hpp"
 #include "coordinator/status/status.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "tests/coordinator/cli/fake_console.hpp"
 #include "tests/coordinator/cli/small_run.hpp"
 

@@ -5,7 +5,7 @@
 
 #include "coordinator/host/tokenize_stage.hpp"
 #include "coordinator/status/status_build.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "tests/coordinator/run_fixture.hpp"
 #include "tests/support/writer_of.hpp"
 

@@ -12,7 +12,7 @@
 #include "coordinator/web/report.hpp"
 #include "coordinator/web/snapshot.hpp"
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "storage/history/history_file.hpp"
 #include "tests/support/temporary_directory.hpp"
 

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <limits>
 
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 namespace hedgerow::storage {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "storage/journal/journal.hpp"
 #include "tests/support/temporary_directory.hpp"
 

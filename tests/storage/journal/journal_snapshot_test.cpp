@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 
 #include "journal_fixture.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "storage/journal/journal_line.hpp"
 #include "tests/support/watched_disk.hpp"
 #include "tests/support/writer_of.hpp"

@@ -7,7 +7,7 @@
 
 #include "journal_fixture.hpp"
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "storage/journal/journal_line.hpp"
 #include "tests/support/watched_disk.hpp"
 

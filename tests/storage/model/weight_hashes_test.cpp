@@ -11,7 +11,7 @@
 #include <fstream>
 #include <thread>
 
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "storage/tensors/safetensors.hpp"
 #include "tests/support/refusal.hpp"
 #include "tests/support/temporary_directory.hpp"

@@ -8,7 +8,7 @@
 
 #include "recipe_refusal.hpp"
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 namespace hedgerow::storage {

@@ -15,7 +15,7 @@
 #include <limits>
 
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "storage/shards/shard_header.hpp"
 #include "tests/support/forked_process.hpp"
 #include "tests/support/refusal.hpp"

@@ -7,8 +7,8 @@
 #include <functional>
 
 #include "storage/base/error.hpp"
-#include "storage/base/hash.hpp"
-#include "storage/base/run_layout.hpp"
+#include "storage/files/hash.hpp"
+#include "storage/files/run_layout.hpp"
 #include "tests/support/shard_fixture.hpp"
 #include "tests/support/temporary_directory.hpp"
 

@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "storage/base/error.hpp"
-#include "storage/base/hash.hpp"
+#include "storage/files/hash.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 namespace hedgerow::worker {

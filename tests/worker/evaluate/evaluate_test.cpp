@@ -7,7 +7,7 @@
 #include <set>
 
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "storage/shape/state_bytes.hpp"
 #include "storage/tensors/safetensors.hpp"
 #include "tests/support/refusal.hpp"

@@ -12,13 +12,13 @@
 #include <nlohmann/json.hpp>
 
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "storage/tensors/checkpoint.hpp"
-#include "tests/worker/comm/rank_threads.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/tiny_model.hpp"
 #include "tests/support/tiny_run.hpp"
 #include "tests/support/tiny_student.hpp"
+#include "tests/worker/comm/rank_threads.hpp"
 #include "worker/finetune/finetune.hpp"
 #include "worker/model/lora.hpp"
 #include "worker/model/student.hpp"

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "storage/tensors/safetensors.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/worker/laboratory/usage_error.hpp"

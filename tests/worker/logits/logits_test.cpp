@@ -5,13 +5,13 @@
 #include <gtest/gtest.h>
 
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "storage/shards/hidden_shard.hpp"
-#include "tests/worker/comm/rank_threads.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/tiny_model.hpp"
 #include "tests/support/tiny_run.hpp"
 #include "tests/support/tiny_student.hpp"
+#include "tests/worker/comm/rank_threads.hpp"
 #include "worker/finetune/finetune.hpp"
 #include "worker/logits/logits_reader.hpp"
 

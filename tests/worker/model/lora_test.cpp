@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "storage/tensors/safetensors.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/tiny_student.hpp"

@@ -2,7 +2,7 @@
 // is left by halves and no byte changes.
 #include "pipeline_fixture.hpp"
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "storage/shards/hidden_shard.hpp"
 
 namespace hedgerow::tests {

@@ -4,7 +4,7 @@
 
 #include "pipeline_fixture.hpp"
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "storage/shards/hidden_shard.hpp"
 #include "worker/model/tensor_bytes.hpp"
 #include "worker/transfer/block_input.hpp"

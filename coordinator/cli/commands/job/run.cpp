@@ -27,7 +27,7 @@
 #include "coordinator/web/server.hpp"
 #include "coordinator/wire/run_keys.hpp"
 #include "storage/base/build_info.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "storage/history/history_file.hpp"
 
 namespace hedgerow::coordinator::cli {

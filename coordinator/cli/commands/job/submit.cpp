@@ -16,7 +16,7 @@
 #include "coordinator/status/recorded_recipe.hpp"
 #include "coordinator/status/status.hpp"
 #include "coordinator/wire/run_keys.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "storage/recipe/recipe.hpp"
 
 namespace hedgerow::coordinator::cli {

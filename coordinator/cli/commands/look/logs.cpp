@@ -12,7 +12,7 @@
 #include "coordinator/cli/terminal/interrupt.hpp"
 #include "coordinator/state/events.hpp"
 #include "coordinator/status/status.hpp"
-#include "storage/base/run_layout.hpp"
+#include "storage/files/run_layout.hpp"
 #include "storage/journal/journal.hpp"
 
 namespace hedgerow::coordinator::cli {

@@ -12,7 +12,7 @@
 #include "coordinator/status/status.hpp"
 #include "coordinator/status/variants.hpp"
 #include "coordinator/web/snapshot.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "storage/history/columns.hpp"
 #include "storage/history/history_file.hpp"
 #include "storage/history/tensorboard.hpp"

@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "coordinator/cli/commands/commands.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

@@ -17,7 +17,7 @@
 #include "coordinator/status/recorded_recipe.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "storage/model/model_config.hpp"
 #include "storage/recipe/cluster_file.hpp"
 

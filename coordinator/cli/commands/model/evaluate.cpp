@@ -12,7 +12,7 @@
 #include "coordinator/cli/terminal/format.hpp"
 #include "coordinator/cli/terminal/interrupt.hpp"
 #include "coordinator/status/recorded_recipe.hpp"
-#include "storage/base/run_layout.hpp"
+#include "storage/files/run_layout.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

@@ -14,8 +14,8 @@
 #include "coordinator/cli/terminal/interrupt.hpp"
 #include "coordinator/host/launcher.hpp"
 #include "coordinator/status/recorded_recipe.hpp"
-#include "storage/base/file.hpp"
-#include "storage/base/run_layout.hpp"
+#include "storage/files/file.hpp"
+#include "storage/files/run_layout.hpp"
 #include "storage/model/model_config.hpp"
 #include "storage/recipe/recipe.hpp"
 

@@ -5,7 +5,7 @@
 #include "coordinator/cli/export/partial_directory.hpp"
 #include "coordinator/cli/programs/programs.hpp"
 #include "coordinator/cli/terminal/interrupt.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "storage/model/attention_spec.hpp"
 #include "storage/model/model_config.hpp"
 

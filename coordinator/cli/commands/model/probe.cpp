@@ -15,7 +15,7 @@
 #include "coordinator/cli/terminal/interrupt.hpp"
 #include "coordinator/status/recorded_recipe.hpp"
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

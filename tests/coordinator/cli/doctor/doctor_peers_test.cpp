@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "storage/base/file.hpp"
 #include "storage/base/utc.hpp"
+#include "storage/files/file.hpp"
 #include "tests/coordinator/cli/doctor/findings.hpp"
 #include "tests/support/temporary_directory.hpp"
 

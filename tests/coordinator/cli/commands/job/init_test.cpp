@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "storage/recipe/recipe.hpp"
 #include "tests/coordinator/cli/fake_console.hpp"
 #include "tests/coordinator/cli/tiny_model.hpp"

@@ -2,7 +2,7 @@
 #include <fstream>
 
 #include "coordinator/web/server.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "storage/history/history_file.hpp"
 #include "tests/coordinator/cli/fake_console.hpp"
 #include "tests/coordinator/cli/small_run.hpp"

@@ -1,4 +1,4 @@
-#include "storage/base/fault_point.hpp"
+#include "storage/faults/fault_point.hpp"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -9,7 +9,7 @@
 #include <string>
 
 #include "storage/base/error.hpp"
-#include "storage/base/fault_beacon.hpp"
+#include "storage/faults/fault_beacon.hpp"
 
 namespace hedgerow::storage {
 namespace {

@@ -1,4 +1,4 @@
-#include "storage/base/fault_point.hpp"
+#include "storage/faults/fault_point.hpp"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -13,8 +13,8 @@
 #include <string>
 #include <thread>
 
-#include "storage/base/fault_beacon.hpp"
-#include "storage/base/file.hpp"
+#include "storage/faults/fault_beacon.hpp"
+#include "storage/files/file.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 namespace hedgerow::storage {

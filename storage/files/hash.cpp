@@ -1,4 +1,4 @@
-#include "storage/base/hash.hpp"
+#include "storage/files/hash.hpp"
 
 #include <xxhash.h>
 
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 
 namespace hedgerow::storage {
 namespace {

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "storage/base/error.hpp"
-#include "storage/base/json_fields.hpp"
+#include "storage/json/json_fields.hpp"
 
 namespace hedgerow::storage {
 

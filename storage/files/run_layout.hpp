@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "storage/base/hash.hpp"
+#include "storage/files/hash.hpp"
 
 namespace hedgerow::storage {
 

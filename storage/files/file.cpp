@@ -1,4 +1,4 @@
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "storage/base/error.hpp"
-#include "storage/base/scoped_file.hpp"
+#include "storage/files/scoped_file.hpp"
 
 namespace hedgerow::storage {
 namespace {

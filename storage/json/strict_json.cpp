@@ -1,4 +1,4 @@
-#include "storage/base/strict_json.hpp"
+#include "storage/json/strict_json.hpp"
 
 #include <fmt/format.h>
 

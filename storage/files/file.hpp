@@ -11,7 +11,7 @@
 #include <string>
 #include <string_view>
 
-#include "storage/base/text_writer.hpp"
+#include "storage/files/text_writer.hpp"
 
 namespace hedgerow::storage {
 

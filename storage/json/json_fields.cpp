@@ -1,9 +1,9 @@
-#include "storage/base/json_fields.hpp"
+#include "storage/json/json_fields.hpp"
 
 #include <limits>
 
 #include "storage/base/error.hpp"
-#include "storage/base/strict_json.hpp"
+#include "storage/json/strict_json.hpp"
 
 namespace hedgerow::storage {
 namespace {

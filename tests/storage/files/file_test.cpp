@@ -1,4 +1,4 @@
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>

@@ -1,4 +1,4 @@
-#include "storage/base/hash.hpp"
+#include "storage/files/hash.hpp"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 namespace hedgerow::storage {

@@ -1,4 +1,4 @@
-#include "storage/base/run_layout.hpp"
+#include "storage/files/run_layout.hpp"
 
 #include <gtest/gtest.h>
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "storage/base/hash.hpp"
+#include "storage/files/hash.hpp"
 
 namespace hedgerow::storage {
 

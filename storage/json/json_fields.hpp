@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "storage/base/file_record.hpp"
+#include "storage/files/file_record.hpp"
 
 namespace hedgerow::storage {
 

@@ -1,4 +1,4 @@
-#include "storage/base/fault_beacon.hpp"
+#include "storage/faults/fault_beacon.hpp"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -15,7 +15,7 @@
 #include <string>
 
 #include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
+#include "storage/files/file.hpp"
 
 namespace hedgerow::storage {
 namespace {

@@ -1,4 +1,4 @@
-#include "storage/base/filesystem_error.hpp"
+#include "storage/files/filesystem_error.hpp"
 
 #include <string>
 
