@@ -1,7 +1,7 @@
 // The mesh of the finetune's ranks: that of the recipe, or with finetune.mesh = "auto" the one with
 // the shortest step of those whose every stage fits a rank, in nine tenths of a GPU if it can be.
-// Pure arithmetic; make_plan() uses it, the check of memory asks it what would fit, and whoever
-// launches ranks which mesh they make.
+// Pure arithmetic; make_plan() uses it, the check of memory asks it what would fit, and launchers
+// of ranks ask it which mesh they make.
 #pragma once
 
 #include <cstdint>

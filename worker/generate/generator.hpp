@@ -47,7 +47,7 @@ struct ScoredText {
 // Where a process stands among those that hold a model together. Rank 0 has the embedding, the last
 // one the final norm, the head and the sampler.
 struct PipelinePlace {
-  Communicator* ranks = nullptr;  // outlives whoever has the place; nullptr: this process is alone
+  Communicator* ranks = nullptr;  // outlives its holder; nullptr: this process is alone
   storage::LayerRange layers = {};
 
   [[nodiscard]] bool is_first() const { return ranks == nullptr || ranks->rank() == 0; }

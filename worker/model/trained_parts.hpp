@@ -1,7 +1,7 @@
 // What a finetune can train besides LoRA: the student's feature maps and window factors, and the
 // model's norms, each under its name in feature_maps.safetensors or in the model directory. On disk
-// they are trained_parameters.safetensors beside the adapter, fp32, where there are any; whoever
-// loads the adapter puts them in place of the student's and the teacher's own.
+// they are trained_parameters.safetensors beside the adapter, fp32, where there are any; the loader
+// of the adapter puts them in place of the student's and the teacher's own.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -41,7 +41,7 @@ struct Room {
   std::uint64_t free_bytes = 0;
 };
 // "transfer of block 3 (layers 15-19) ran out of memory: it asked for 2.00 GiB more, ...". `asked`
-// is empty where nobody said.
+// is empty where it is not known.
 [[nodiscard]] std::string out_of_memory_text(const Work& work,
                                              const std::string& asked,
                                              const Room& room);

@@ -233,7 +233,7 @@ class Transfer {
     storage::fault_point("worker.transfer.step", task_.block);
   }
 
-  // One that is stopped is done again by whoever goes on.
+  // A validation that is stopped is done again by the next attempt.
   void validate() {
     const storage::FaultScope scope("worker.transfer.validating");
     progress_.phase = "validating";

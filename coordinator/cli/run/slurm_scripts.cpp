@@ -235,8 +235,7 @@ supervise() {  # supervise COMMAND...: its exit code is in $code
 }
 )sh";
 
-// Slurm counts the rounds. A job that somebody cancelled is not running any more when it hears of
-// it.
+// Slurm counts the rounds. A cancelled job is no longer RUNNING when it gets the signal.
 constexpr const char* kBackToTheQueue = R"sh(
 back_to_the_queue() {
   if [ "${SLURM_RESTART_COUNT:-0}" -ge @max_requeues@ ]; then
