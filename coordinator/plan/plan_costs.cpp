@@ -33,7 +33,7 @@ double bytes_of(const std::string& dtype, int automatic) {
   if (dtype == "auto") return automatic;
   return dtype == "fp32" ? 4.0 : 2.0;
 }
-// worker/evaluate: all its columns, side by side.
+
 // Bytes of a position in a tokens file: its id and two flags.
 constexpr double kTokenBytes = 6.0;
 

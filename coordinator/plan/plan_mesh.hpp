@@ -23,9 +23,8 @@ class MeshPlanner {
               const PlanLimits& limits);
 
   // The mesh of the recipe's ranks. "auto" without the memory of any worker: shortest_mesh();
-  // without their
-  // speed the fewest stages that fit; where none fits, the mesh whose largest stage needs least.
-  // Throws kUsage where the ranks can make no mesh of the model's layers.
+  // without their speed the fewest stages that fit; where none fits, the mesh whose largest stage
+  // needs least. Throws kUsage where the ranks can make no mesh of the model's layers.
   [[nodiscard]] MeshPlan plan() const;
 
   // Bytes of a rank of each stage, where it computes.

@@ -27,8 +27,7 @@ constexpr seconds kStopTimeout{30};
 constexpr seconds kGracePeriod{3};
 constexpr seconds kPublishEvery{1};
 // Showing takes one part in so many of the coordinator's time; but what is shown is never so old
-// that
-// other hosts take the coordinator for dead.
+// that other hosts take the coordinator for dead.
 constexpr int kPublishingShare = 100;
 constexpr seconds kPublishAtLeastEvery{10};
 

@@ -142,9 +142,8 @@ CoordinatorConfig coordinator_config(const RunParts& run) {
 }
 
 // Checks a run that is done, just now or already: the results have the sizes, and then the hashes,
-// that
-// the journal recorded. What nothing reads any more, hidden states and logits, is left to `check`.
-// Throws kCorrupt; false: stopped.
+// that the journal recorded. What nothing reads any more, hidden states and logits, is left to
+// `check`. Throws kCorrupt; false: stopped.
 bool verify_results(const storage::RunLayout& layout,
                     const State& state,
                     const RunOptions& options) {

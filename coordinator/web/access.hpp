@@ -14,8 +14,7 @@
 namespace hedgerow::coordinator {
 
 // The secret of keys/http.secret where the run has keys, else of web.secret in the run directory
-// (0600), which
-// is made if it is not there. Throws kUnavailable, kUsage (others may read it).
+// (0600), which is made if it is not there. Throws kUnavailable, kUsage (others may read it).
 [[nodiscard]] std::string web_secret(const storage::RunLayout& layout);
 
 // "http://127.0.0.1:8080/" with the secret: what is printed to be opened.

@@ -61,9 +61,8 @@ class TrainedParameters {
   // layers.
   using SumOverStages = std::function<void(std::vector<double>& values)>;
   // One AdamW update from a gradient [size()] fp32, where the values are, which the clip may
-  // scale. Collective
-  // over a pipeline's ranks where there is `sum`. Throws kCorrupt when the gradient is not finite:
-  // the update would destroy the parameters.
+  // scale. Collective over a pipeline's ranks where there is `sum`. Throws kCorrupt when the
+  // gradient is not finite: the update would destroy the parameters.
   StepNorms step(const at::Tensor& gradient,
                  const StepOptions& options,
                  const SumOverStages& sum = {});

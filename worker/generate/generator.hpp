@@ -97,8 +97,8 @@ class Generator {
                         std::optional<PipelinePlace> place = std::nullopt);
 
   // Every rank calls it with the same prompts and options. Throws as Communicator::receive; kUsage
-  // naming an empty prompt, a token outside the vocabulary, logits that are not
-  // finite, or what is beyond the window of a softmax layer.
+  // naming an empty prompt, a token outside the vocabulary, logits that are not finite, or what is
+  // beyond the window of a softmax layer.
   void run(const std::vector<std::vector<std::int64_t>>& prompts,
            const GenerateOptions& options,
            GenerationObserver& observer);

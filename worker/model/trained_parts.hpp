@@ -37,9 +37,8 @@ struct TrainedPart {
 using TrainedTensors = std::map<std::string, at::Tensor>;  // by name, fp32
 
 // The tensors of an adapter's directory; empty: it has no such file. What belongs to a layer that
-// `has`, if it
-// is given, does not name is left out. Throws kCorrupt naming a norm that `config` lacks or that
-// has another shape; maps are checked by put_in_place(Student&).
+// `has`, if it is given, does not name is left out. Throws kCorrupt naming a norm that `config`
+// lacks or that has another shape; maps are checked by put_in_place(Student&).
 [[nodiscard]] TrainedTensors load_trained(const std::filesystem::path& directory,
                                           const storage::ModelConfig& config,
                                           const std::function<bool(int layer_idx)>& has = {});

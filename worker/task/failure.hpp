@@ -29,8 +29,7 @@ struct Work {
 [[nodiscard]] Work work_of(const wire::Task& task);
 
 // The failure of the exception being handled: call it inside a catch block. Any thread; where
-// CUDA's memory
-// ran out, one whose current device it was.
+// CUDA's memory ran out, one whose current device it was.
 [[nodiscard]] Failure current_failure(const Work& work = {});
 
 // A place where memory ran out.

@@ -100,8 +100,7 @@ class Transfer {
   }
 
   // Maps of the layers at 0, 1/4, 1/2 and 3/4 of the model's depth, and of the last, of those that
-  // this
-  // block trains.
+  // this block trains.
   void write_attention_maps() {
     const int num_layers = run_.config().num_hidden_layers;
     std::map<int, const LayerTrainer*> shown;
