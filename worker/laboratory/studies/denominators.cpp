@@ -1,5 +1,5 @@
-// 004 figures 2, 4, 5 and 6: what may stand in for softmax's denominator. Its code clamps the
-// exponent at 5 wherever no denominator takes the row's maximum away; so do these.
+// 004 figure 2 and parts of 4 and 6: what may stand in for softmax's denominator. Its code clamps
+// the exponent at 5 wherever no denominator takes the row's maximum away; so do these.
 #include <cmath>
 
 #include "worker/laboratory/studies/language_runs.hpp"

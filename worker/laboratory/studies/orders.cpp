@@ -1,5 +1,5 @@
-// 004 figures 3 and 8: the series of e^s cut after an order, and the same of other maps. Odd orders
-// have no sum to divide by, so the walk has the even ones.
+// 004 figure 5: the series of e^s cut after an order, and the same of other maps. Odd orders may
+// have sums of 0 and below, so the walk has even ones alone.
 #include <cmath>
 
 #include "worker/laboratory/studies/language_runs.hpp"
