@@ -20,10 +20,10 @@ struct AttentionTransfer {
 // q [B, H, T, D], k and v [B, G, T, D], bf16 or fp32; parameters and options as hybrid_attention's
 // (fp32_output counts for nothing). loss is differentiable in the maps and window_factors alone: q,
 // k and v are constants. A NaN in q, k or v reaches both results. Memory O(T). Another backend than kAuto and kCuda is the
-// teacher's, the student's and the error's. Any thread; on CUDA the current stream,
-// without waiting for it; throws c10::Error naming the argument, what was expected and what was
-// found. y_true: what an earlier call gave for the same q, k and v, which is not computed again but
-// by the fused kernel, whose walk it is part of.
+// teacher's, the student's and the error's. Any thread; on CUDA the current stream, without waiting
+// for it; throws c10::Error naming the argument, what was expected and what was found. y_true: what
+// an earlier call gave for the same q, k and v, which is not computed again but by the fused
+// kernel, whose walk it is part of.
 AttentionTransfer attention_transfer(const at::Tensor& q,
                                      const at::Tensor& k,
                                      const at::Tensor& v,

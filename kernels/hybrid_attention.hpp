@@ -23,10 +23,10 @@ namespace hedgerow::kernels {
 
 // q [B, H, T, D], k and v [B, G, T, D], bf16 or fp32 (copied where D is not contiguous) -> y
 // [B, H, T, D] of q's dtype. Any T >= 1. Differentiable in q, k, v, both maps and window_factors;
-// gradients that nobody needs are not computed. Accumulation fp32 whatever the input. The bytes do
-// not depend on the number of threads. fp64 input gives the reference below, in kAten the sums of
-// that backend. With a recall cache kCpu has no gradients. Any thread, several at once; throws
-// c10::Error naming the argument, what was expected and what was found.
+// gradients that autograd does not need are not computed. Accumulation fp32 whatever the input. The
+// bytes do not depend on the number of threads. fp64 input gives the reference below, in kAten the
+// sums of that backend. With a recall cache kCpu has no gradients. Any thread, several at once;
+// throws c10::Error naming the argument, what was expected and what was found.
 at::Tensor hybrid_attention(const at::Tensor& q,
                             const at::Tensor& k,
                             const at::Tensor& v,

@@ -70,7 +70,7 @@ TaskResult run_task(RunContext& run, TaskContext& context, const wire::Task& tas
               "a worker pulls no " + std::string(wire::to_string(task.kind)) + " task");
 }
 
-// Says how a task failed; an error of the saying itself means that nobody listens any more.
+// Says how a task failed; an error of the saying itself means that the coordinator is out of reach.
 void tell_failure(CoordinatorClient& client,
                   const wire::Task& task,
                   ErrorKind kind,

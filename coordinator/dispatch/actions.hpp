@@ -48,8 +48,9 @@ enum class Reaction {
 
 // Three failures in a row.
 inline constexpr std::size_t kMaxFailures = 3;
-// Six leases in a row that ran out with nothing committed in between: a task that kills workers
-// which nobody here watches, each under a new name, says nothing else.
+// Six leases in a row that ran out with nothing committed in between. A task that kills workers
+// shows nothing else where no launcher of this coordinator watches them and each comes back under a
+// new name.
 inline constexpr int kMaxExpiries = 6;
 // How many distinct workers the failures in a row come from.
 [[nodiscard]] std::size_t num_failed_workers(const TaskRecord& task);

@@ -43,7 +43,7 @@ void commit_file(const RunLayout& layout,
   // Only on the way of a repeated message, so reading the whole file is no burden.
   check_size(to, file, disk);
   disk.verify(to, file);
-  // Whoever renamed it may have died before its new name was durable.
+  // The coordinator that renamed it may have died before its new name was durable.
   disk.sync_directory(to.parent_path());
 }
 

@@ -2,7 +2,7 @@
 // name that carries its fencing token, after the token was checked and before the journal record is
 // written. Idempotent: a crash between rename and record leaves the final name without a record,
 // and the repeated message finds the file there by size and hash. A late rename is harmless,
-// because nobody else ever writes that name.
+// because no other attempt writes that name.
 #pragma once
 
 #include <optional>

@@ -595,7 +595,7 @@ void Dispatcher::failed(const std::string& peer, const wire::Failed& message) {
     const bool is_lost = record(FileLost{name, message.message});
     is_gone = is_gone || (is_lost && !is_there(*config_.disk, layout_, name));
   }
-  // Somebody deleted what it reads, as we see ourselves: no fault of the task, however often.
+  // A file that the task reads is gone, as we see ourselves: no fault of the task, however often.
   const bool is_to_blame = message.kind != ErrorKind::kNotFound || !is_gone;
   fail_token(
       message.fencing_token, is_to_blame ? message.kind : ErrorKind::kFenced, message.message);

@@ -1,7 +1,7 @@
 // The coordinator's dispatcher: turns workers' messages and the passing of time into events, and
 // answers. No sockets and no processes, so that tests drive it message by message with a clock of
 // their own. Events are applied to the state at once and buffered for the journal; flush() commits
-// them with one fsync and only then gives the replies out, so nobody is told what a crash could
+// them with one fsync and only then gives the replies out, so no worker is told what a crash could
 // undo.
 #pragma once
 
@@ -63,7 +63,7 @@ class Dispatcher {
   void log(const std::string& subject, const std::string& line);
   // What log() kept back in minutes that are over by now, as counts.
   void log_left_out(TimePoint now);
-  // Grants a task that nobody pulls (assemble, finetune), journaled with the next flush().
+  // Grants a task that no worker pulls (assemble, finetune), journaled with the next flush().
   std::uint64_t grant_unpulled(const TaskId& id,
                                const std::string& holder,
                                std::chrono::milliseconds first_term);

@@ -27,7 +27,7 @@ struct DispatcherConfig {
   // uuids of the workers that the run starts itself; none: they come from elsewhere.
   std::vector<std::string> own_workers;
   bool needs_external_workers =
-      false;  // none, and none that a launcher starts: somebody has to start one
+      false;  // none, and no launcher starts any: the user has to start at least one
   std::uint64_t token_floor = 0;     // tokens seen in file names
   std::uint64_t room_for_retry = 0;  // free disk below which an exhausted task stops the run
   storage::Disk* disk = &storage::os_disk();  // where commits go; the journal has its own
@@ -35,7 +35,7 @@ struct DispatcherConfig {
   std::string version, build;
   // Workers of the cluster file that the run was planned for; none: there was none.
   std::vector<WorkerKind> planned{};
-  // Hears what is worth a line and is no event, as of a message that was dropped. Empty: nobody.
+  // Called with what is worth a line and is no event, as of a dropped message. Empty: not called.
   std::function<void(const std::string& line)> log{};
 };
 

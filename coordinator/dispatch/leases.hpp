@@ -2,7 +2,7 @@
 // Granted for a term of 30 s, renewed by heartbeats; a lease whose heartbeats come but whose
 // progress stands still for max(120 s, 10 x the median step) is called hung. In memory only: after
 // a restart every granted lease gets a full term. Called by the coordinator's loop, after it has
-// drained its socket, so that a stalled loop expires nobody.
+// drained its socket, so that a stalled loop lets no lease expire.
 #pragma once
 
 #include <array>

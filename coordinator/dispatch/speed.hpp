@@ -18,8 +18,7 @@ struct Speed {
 };
 
 // Speed of a whole attempt, loading included, by its result (coordinator/README.md "Results"),
-// which is
-// its worker's own: nullopt if it does not say.
+// which is its worker's own: nullopt if it does not say.
 [[nodiscard]] std::optional<Speed> speed_of(const nlohmann::json& result);
 
 class SpeedMeter {

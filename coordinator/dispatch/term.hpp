@@ -13,7 +13,7 @@
 namespace hedgerow::coordinator {
 
 // Tokens of the next term exceed this: those on disk, and after damage also those of grants that
-// nobody can read any more. (The journal's own are the state's.)
+// are unreadable now. (Tokens in readable records are in the state.)
 [[nodiscard]] std::uint64_t token_floor(const storage::RunLayout& layout,
                                         const storage::ReplayResult& replayed,
                                         const storage::Disk& disk = storage::os_disk());

@@ -112,8 +112,7 @@ void LocalWorkers::note_end(Slot& slot, const ProcessExit& exit) {
             "reaching the coordinator; " + log_of(slot).string() +
             " ends:" + tail_of(log_of(slot)));
   }
-  // Workers that were told to stop by somebody else: their node is being taken, and so are we,
-  // soon.
+  // The batch system told these workers to stop: it takes their node away, and soon ours.
   const bool is_taken =
       slot.is_launcher && exit.code == static_cast<int>(storage::ExitCode::kInterrupted);
   slot.start_after =

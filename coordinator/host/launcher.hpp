@@ -49,8 +49,8 @@ struct EndedWorker {
 // are.
 [[nodiscard]] std::string local_worker_uuid(int slot, const std::string& host = wire::this_host());
 
-// Workers spread over GPUs by their slot (worker/device/device.hpp): how many the GPU of
-// this one has, itself among them; 1 without GPUs.
+// Workers are spread over GPUs by their slot (worker/device/device.hpp). Returns how many share the
+// GPU of this one, itself among them; 1 without GPUs.
 [[nodiscard]] int workers_on_device(int slot, int local_workers, int num_gpus);
 
 class LocalWorkers {

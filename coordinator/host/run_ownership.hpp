@@ -1,4 +1,4 @@
-// Is somebody at work on a run directory: a coordinator (coordinator.json), or a `run` that still
+// Is a process at work on a run directory: a coordinator (coordinator.json), or a `run` that still
 // makes its tokens (preparing.json)? On this host the process is looked up. Of one on another host
 // only the growing beat tells, and to see it grow takes up to kForeignHostTimeout: that is said,
 // and not done twice.
@@ -21,7 +21,7 @@ inline constexpr std::chrono::seconds kWinnerTimeout = wire::kHeartbeatInterval;
 
 // How to wait; a test's pause takes no time.
 struct OwnershipWait {
-  std::function<void(const std::string&)> say;  // once, before waiting; empty: nobody hears
+  std::function<void(const std::string&)> say;  // once, before waiting; empty: not called
   std::function<void(std::chrono::milliseconds)> pause{};  // empty: sleeps
 };
 
@@ -30,7 +30,7 @@ struct Leftovers {
   std::optional<wire::CoordinatorFile> coordinator, tokenize_stage;
 };
 
-// Throws kUsage if somebody lives on this run: names host, pid and term.
+// Throws kUsage if another process works on this run: names host, pid and term.
 [[nodiscard]] Leftovers refuse_if_held(const storage::RunLayout& layout,
                                        const OwnershipWait& wait,
                                        const Leftovers& known = {});

@@ -47,7 +47,7 @@ std::optional<wire::CoordinatorFile> running_at(const std::filesystem::path& pat
 }
 
 // A lock on the directory itself, which the kernel takes back from a process that dies. Where the
-// file system has no locks there is none, and nobody is told.
+// file system has no locks there is none, and no message says so.
 class DirectoryLock {
  public:
   explicit DirectoryLock(const std::filesystem::path& directory)
@@ -76,8 +76,9 @@ void take_away_dead(const std::filesystem::path& path, const std::filesystem::pa
   if (running_at(aside)) static_cast<void>(storage::publish_first(aside, path));
 }
 
-// One of several that find nobody here gets through. What a dead one left is taken away; should
-// three do that at the same moment where no lock can be had, the journal still keeps them apart.
+// Of several processes that find the run free, one gets through. The file of a dead process is
+// taken away. Should three processes do that at the same moment where no lock can be had, the
+// journal still keeps them apart.
 storage::ScopedFile claim(const storage::RunLayout& layout,
                           const wire::CoordinatorFile& file,
                           const Leftovers& known) {

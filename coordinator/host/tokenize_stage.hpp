@@ -15,7 +15,7 @@ namespace hedgerow::coordinator {
 
 class TokenizeStage {
  public:
-  // `known`: as refuse_if_held() gave it. Throws kUsage, naming whoever was faster.
+  // `known`: as refuse_if_held() gave it. Throws kUsage, naming the process that was faster.
   explicit TokenizeStage(const storage::RunLayout& layout, const Leftovers& known = {});
   TokenizeStage(const TokenizeStage&) = delete;
   TokenizeStage& operator=(const TokenizeStage&) = delete;

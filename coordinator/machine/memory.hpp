@@ -12,8 +12,7 @@ namespace hedgerow::machine {
 [[nodiscard]] std::uint64_t usable_memory_bytes();
 
 // Resident bytes of this process: now, and at most since the last reset (or since its start, where
-// the
-// system allows no reset). 0 where it does not tell.
+// the system allows no reset). 0 where it does not tell.
 struct ResidentMemory {
   std::uint64_t now = 0, peak = 0;
 };

@@ -14,8 +14,9 @@ namespace hedgerow::coordinator {
 // loopback interface's name. "*", 0.0.0.0 and every unknown word are not.
 [[nodiscard]] bool is_loopback(const std::string& bind);
 
-// What to say if other hosts would reach the coordinator and `has_keys` is false: whoever connects
-// could take and give tasks. `run`: as the user names its directory. nullopt: nothing is missing.
+// What to say if other hosts would reach the coordinator and `has_keys` is false: any process that
+// connects could take and give tasks. `run`: as the user names its directory. nullopt: nothing is
+// missing.
 [[nodiscard]] std::optional<std::string> missing_keys(const std::string& bind,
                                                       bool has_keys,
                                                       const std::string& run);

@@ -26,8 +26,8 @@ constexpr int kBacklog = 4096;
 // A peer that says nothing holds its connection no longer than this.
 constexpr int kHandshakeMilliseconds = 10000;
 constexpr const char* kZapDomain = "hedgerow";
-// Refuse when nobody answers for the domain. Declared among libzmq's drafts, but in every build of
-// it since 4.3; where it is not, ZapHandler's thread is never silent while the process lives.
+// Refuse when no handler answers for the domain. Declared among libzmq's drafts, but in every build
+// of it since 4.3; where it is not, ZapHandler's thread is never silent while the process lives.
 constexpr int kZapEnforceDomain = 93;
 
 // libzmq keeps the entries of a connection's pipes in blocks of this size, and one that is given up

@@ -1,8 +1,8 @@
 // A ZeroMQ ROUTER: the coordinator's one socket. Identities are the library's own (a restarted peer
 // can never be shadowed by its old pipe), unknown peers are reported and not silently dropped
 // (ROUTER_MANDATORY), messages over the cap cut the connection, and nothing lingers at exit. With
-// keys it is a CURVE server that hears nobody but the holders of allowed keys; without them it
-// binds loopback addresses alone. One thread.
+// keys it is a CURVE server that hears only the holders of allowed keys; without them it binds
+// loopback addresses alone. One thread.
 #pragma once
 
 #include <chrono>

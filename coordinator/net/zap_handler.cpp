@@ -122,7 +122,7 @@ ZapHandler::~ZapHandler() { impl_->thread.join(); }
 void ZapHandler::set_allowed(std::set<std::string> allowed) {
   const std::lock_guard lock(impl_->mutex);
   impl_->allowed = std::move(allowed);
-  // Whoever is let in from now on and refused again later is worth a word again.
+  // A key that is allowed now and refused later is reported again.
   std::erase_if(impl_->known_refused,
                 [this](const std::string& key) { return impl_->allowed.contains(key); });
 }

@@ -1,8 +1,8 @@
 // ZeroMQ's authentication protocol (RFC 27): libzmq asks at inproc://zeromq.zap.01, before a
 // connection carries a message, whether a CURVE client's public key may connect. This answers from
-// a list. Without it CURVE would let in whoever has made a key pair. It must exist before the
-// socket of its context is bound and go after that one is closed; a failure of its thread ends the
-// process, because libzmq takes silence for consent.
+// a list. Without it CURVE would let in every client that has made a key pair. It must exist before
+// the socket of its context is bound and go after that one is closed; a failure of its thread ends
+// the process, because libzmq takes silence for consent.
 #pragma once
 
 #include <memory>

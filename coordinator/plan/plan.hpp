@@ -139,8 +139,8 @@ struct Plan {
   MeshPlan mesh{};                          // of the finetune, if there is one
   std::uint64_t host_memory_bytes = 0;      // of a process whose memory above is a GPU's; else 0
   // Bytes of a sequence while it generates: what the linear layers keep whatever its length, what
-  // those
-  // of softmax add with each token, and the untrained window that keeps as much as a linear layer.
+  // those of softmax add with each token, and the untrained window that keeps as much as a linear
+  // layer.
   std::int64_t state_bytes = 0, state_bytes_per_token = 0;
   int equal_window = 0;
   // captures: one block alone is fed by the embeddings, and no boundary is stored.

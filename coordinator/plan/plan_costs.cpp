@@ -33,7 +33,7 @@ double bytes_of(const std::string& dtype, int automatic) {
   if (dtype == "auto") return automatic;
   return dtype == "fp32" ? 4.0 : 2.0;
 }
-// worker/evaluate: all its columns, side by side.
+
 // Bytes of a position in a tokens file: its id and two flags.
 constexpr double kTokenBytes = 6.0;
 
@@ -139,8 +139,8 @@ double Costs::layer_activation_bytes(double tokens) const {
                    kFloat * heads_ * (2.0 * head_dim_ + 128.0));
 }
 
-// At once in a forward that nobody needs the activations of. On the CPU the MLP goes over a few
-// rows at a time; keys and values are there in fp32 too.
+// Held at once in a forward whose activations are not kept. On the CPU the MLP goes over a few rows
+// at a time; keys and values are there in fp32 too.
 double Costs::forward_bytes(double tokens, bool on_gpu) const {
   if (on_gpu) return layer_activation_bytes(tokens);
   const double projections = (2.0 * heads_ + 2.0 * kv_heads_) * head_dim_;

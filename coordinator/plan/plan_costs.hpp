@@ -93,13 +93,12 @@ class Costs {
   // What one rank of so many layers tells the others of a step, and hears.
   [[nodiscard]] double gradient_bytes(int layers) const;
   // Bytes of a micro-batch between two stages of the finetune: its residual stream, in the narrower
-  // of
-  // both dtypes, and the gradient of it.
+  // of both dtypes, and the gradient of it.
   [[nodiscard]] double forward_message_bytes() const;
   [[nodiscard]] double backward_message_bytes() const;
   // Whether a rank keeps what its layers computed from the forward pass to the backward pass: by
-  // the trainer's own rule (storage/shape/budgets.hpp), of a GPU whose memory is not known
-  // as on the CPU.
+  // the trainer's own rule (storage/shape/budgets.hpp), of a GPU whose memory is not known as on
+  // the CPU.
   [[nodiscard]] bool keeps_activations(const RankShare& share,
                                        int ranks,
                                        const RankDevice& device) const;

@@ -1,7 +1,7 @@
 // The mesh of the finetune's ranks: that of the recipe, or with finetune.mesh = "auto" the one with
 // the shortest step of those whose every stage fits a rank, in nine tenths of a GPU if it can be.
-// Pure arithmetic; make_plan() uses it, the check of memory asks it what would fit, and whoever
-// launches ranks which mesh they make.
+// Pure arithmetic; make_plan() uses it, the check of memory asks it what would fit, and launchers
+// of ranks ask it which mesh they make.
 #pragma once
 
 #include <cstdint>
@@ -23,9 +23,8 @@ class MeshPlanner {
               const PlanLimits& limits);
 
   // The mesh of the recipe's ranks. "auto" without the memory of any worker: shortest_mesh();
-  // without their
-  // speed the fewest stages that fit; where none fits, the mesh whose largest stage needs least.
-  // Throws kUsage where the ranks can make no mesh of the model's layers.
+  // without their speed the fewest stages that fit; where none fits, the mesh whose largest stage
+  // needs least. Throws kUsage where the ranks can make no mesh of the model's layers.
   [[nodiscard]] MeshPlan plan() const;
 
   // Bytes of a rank of each stage, where it computes.

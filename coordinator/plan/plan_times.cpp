@@ -332,7 +332,7 @@ class Times {
     return {seconds, gpus * seconds};
   }
 
-  // Jobs that are one worker's each, in their order, to whoever would end first.
+  // Jobs of one worker each. In their order, each goes to the worker that would end it first.
   [[nodiscard]] Taken one_by_one(const std::vector<Job>& jobs, std::uint64_t need) const {
     if (!plan_.knows_times()) return {};
     std::vector<std::priority_queue<double, std::vector<double>, std::greater<>>> free;

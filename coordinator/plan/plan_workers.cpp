@@ -11,9 +11,9 @@ namespace hedgerow::coordinator {
 namespace {
 
 constexpr double kGiga = 1e9, kTera = 1e12;
-// Assumed where nobody measured or said it: 40 % of the 989 TFLOP/s of bf16 that an H100's data
-// sheet gives for products, a fifth of its 67 TFLOP/s of fp32 for the rest; a core without matrix
-// units.
+// Assumed where a speed was neither measured nor given: 40 % of the 989 TFLOP/s of bf16 that an
+// H100's data sheet gives for products, a fifth of its 67 TFLOP/s of fp32 for the rest; a core
+// without matrix units.
 constexpr ComputeSpeed kAssumedGpu{400e12, 13e12}, kAssumedCore{0.04e12, 0.03e12};
 
 std::uint64_t gigabytes(double count) { return static_cast<std::uint64_t>(count * kGiga); }

@@ -27,8 +27,7 @@ constexpr seconds kStopTimeout{30};
 constexpr seconds kGracePeriod{3};
 constexpr seconds kPublishEvery{1};
 // Showing takes one part in so many of the coordinator's time; but what is shown is never so old
-// that
-// other hosts take the coordinator for dead.
+// that other hosts take the coordinator for dead.
 constexpr int kPublishingShare = 100;
 constexpr seconds kPublishAtLeastEvery{10};
 
@@ -80,7 +79,7 @@ Coordinator::Coordinator(CoordinatorConfig config,
 
 Coordinator::~Coordinator() = default;
 
-// Children that died while nobody looked hold leases that nobody will renew.
+// Children that died while no coordinator ran hold leases that no process will renew.
 void Coordinator::revoke_of_dead(const std::vector<wire::ChildRecord>& children,
                                  const std::optional<RunStatus>& published) {
   std::vector<std::uint64_t> dead =
@@ -126,8 +125,8 @@ bool Coordinator::has_children() const {
   return !workers_.all_gone() || (stage_ && stage_->child());
 }
 
-// Whoever asks for the status after this coordinator's error is not to see its children at work.
-// Nobody answers them any more, so they end when they have waited for that.
+// After this coordinator's error the status must not show its children at work. No coordinator
+// answers them any more, so they end after their wait for one.
 void Coordinator::await_children() {
   const TimePoint deadline = clock_.now() + kStopTimeout;
   while (has_children() && clock_.now() < deadline && num_stop_requests() < 2) {
@@ -181,7 +180,7 @@ void Coordinator::receive_all(milliseconds timeout) {
 
 void Coordinator::send_all() {
   for (const Outgoing& outgoing : dispatcher_.flush()) {
-    // Whoever is gone asks again, or its lease runs out.
+    // A peer that is gone asks again, or its lease runs out.
     environment_.mailbox.send(outgoing.peer, wire::encode(outgoing.message));
   }
   for (const RecordedEvent& recorded : dispatcher_.take_recorded()) {
@@ -336,7 +335,7 @@ void Coordinator::start_stage_when_drained() {
   workers_.signal_all(SIGKILL);  // nothing, if all are gone
   const bool was_waiting = !stage_->wants().empty();
   if (!stage_->is_ready(clock_.now())) {
-    if (!was_waiting && !stage_->wants().empty()) publish(true);  // somebody has to act upon it
+    if (!was_waiting && !stage_->wants().empty()) publish(true);  // a user or script must act
     return;
   }
   const std::string student =
@@ -345,7 +344,7 @@ void Coordinator::start_stage_when_drained() {
           .string();
   const std::uint64_t token =
       dispatcher_.grant_unpulled(TaskId::finetune(), kMpiHolder, kMpiStartTerm);
-  send_all();  // the grant is on disk before anybody is told of it
+  send_all();  // the grant is on disk before the ranks hear of it
   const std::string note = stage_->start(token, student, environment_.mailbox.endpoint());
   if (!note.empty()) dispatcher_.log("the finetune stage", note);
   write_coordinator_file();
@@ -372,7 +371,7 @@ void Coordinator::begin_stop(Phase phase, const std::string& reason) {
 
 void Coordinator::stop_children(const std::string& reason) {
   phase_ = Phase::kAskedToStop;
-  publish(true);  // a step of LoRA takes seconds: whoever asked sees at once that it was heard
+  publish(true);  // a step of LoRA takes seconds: the user sees at once that the stop was heard
   begin_stop(Phase::kAskedToStop, reason);
   workers_.signal_all(SIGTERM);
 }

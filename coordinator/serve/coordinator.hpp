@@ -30,7 +30,7 @@ struct CoordinatorConfig {
   JobSize size = {};  // for the status alone
   const std::atomic<int>* stop_requests = nullptr;
   bool stops_before_finetune = false;
-  bool finetune_elsewhere = false;  // its ranks are started by somebody else
+  bool finetune_elsewhere = false;  // its ranks are not started by the coordinator
   std::string web = {};             // address of the run's page, for the status
 };
 

@@ -142,7 +142,7 @@ class ExternalStage final : public FinetuneStage {
       wire::withdraw_stage_request(layout_, start->launch);
   }
 
-  // Whoever asked must have been seen to live: its request's beat grows.
+  // The launch that asked must be seen to live: the heartbeat count of its request grows.
   bool is_ready(TimePoint now) override {
     if (now < next_look_) return false;
     next_look_ = now + kLookForRanksEvery;
@@ -179,7 +179,7 @@ class ExternalStage final : public FinetuneStage {
                              .endpoint = endpoint,
                              .threads = config_.threads_per_rank,
                              .mesh = mesh_});
-    // Last: whoever asked still asks if this coordinator dies before it has answered.
+    // Last: if this coordinator dies before it has answered, the request is still there.
     wire::withdraw_stage_request(layout_, request_->launch);
     token_ = token;
     return "the finetune stage goes to " + std::to_string(request_->ranks) + " ranks (mesh " +
@@ -188,7 +188,7 @@ class ExternalStage final : public FinetuneStage {
 
   std::optional<std::uint64_t> token() const override { return token_; }
 
-  // Nobody here can see how its launch ends, so its own word and its lease count.
+  // No process here can see how its launch ends, so its own word and its lease count.
   std::optional<StageEnd> poll(TimePoint /*now*/, const StageLease& lease) override {
     if (!token_ || (lease.is_held && !lease.was_given_back)) return std::nullopt;
     wire::withdraw_stage_start(layout_);

@@ -1,6 +1,7 @@
 // One launch of the finetune stage, from the wait for its ranks to their end: ranks that mpirun
-// starts here, or that somebody else starts (finetune.launch = "elsewhere"). Who holds which lease
-// is the caller's; this only starts, watches and ends ranks. Called by the coordinator's loop.
+// starts here, or that a user or script starts (finetune.launch = "elsewhere"). Who holds which
+// lease is the caller's; this only starts, watches and ends ranks. Called by the coordinator's
+// loop.
 #pragma once
 
 #include <cstdint>
@@ -50,7 +51,8 @@ class FinetuneStage {
 
 // With mpirun, on this host or on the nodes that a batch system gave it.
 [[nodiscard]] std::unique_ptr<FinetuneStage> make_mpirun_stage(const LauncherConfig& config);
-// Its fencing token goes to whoever asks for it through the run directory (wire/stage_start.hpp).
+// Its fencing token goes to the launch that asks for it through the run directory
+// (wire/stage_start.hpp).
 [[nodiscard]] std::unique_ptr<FinetuneStage> make_external_stage(const LauncherConfig& config,
                                                                  const storage::RunLayout& layout);
 

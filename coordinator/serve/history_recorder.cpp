@@ -83,7 +83,7 @@ void copy_number(const nlohmann::json& result, const char* key, Number& number) 
   if (found != result.end() && found->is_number()) found->get_to(number);
 }
 
-// What is worth a line to somebody who was not there: not each grant, shard and checkpoint.
+// Whether an event is worth a line to a later reader: not each grant, shard and checkpoint.
 bool is_told(const Event& event) {
   return !std::holds_alternative<Granted>(event) &&
          !std::holds_alternative<ShardCommitted>(event) &&

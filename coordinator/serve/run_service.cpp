@@ -142,9 +142,8 @@ CoordinatorConfig coordinator_config(const RunParts& run) {
 }
 
 // Checks a run that is done, just now or already: the results have the sizes, and then the hashes,
-// that
-// the journal recorded. What nothing reads any more, hidden states and logits, is left to `check`.
-// Throws kCorrupt; false: stopped.
+// that the journal recorded. What nothing reads any more, hidden states and logits, is left to
+// `check`. Throws kCorrupt; false: stopped.
 bool verify_results(const storage::RunLayout& layout,
                     const State& state,
                     const RunOptions& options) {
@@ -190,7 +189,7 @@ void say_takeover(const wire::CoordinatorFile& previous, const RunOptions& optio
               ")");
 }
 
-// Null: it was not wanted, or nobody asked for it and it cannot be had.
+// Null: it was turned off, or it is there by default only and cannot be had.
 std::unique_ptr<WebServer> start_page(const RunOptions& options, const storage::RunLayout& layout) {
   if (options.web == "none") return nullptr;
   const auto start = [&layout](const WebAddress& address, const std::string& secret) {
@@ -250,7 +249,7 @@ void decide_for(storage::Recipe& recipe,
   choose(recipe, model, tokens, limits, scheduling({model, tokens, limits}));
 }
 
-// run(), once nobody else was seen at it. `has_begun`: its coordinator is at work.
+// run(), once no other process was seen at work on it. `has_begun`: its coordinator is at work.
 RunOutcome coordinate(const RunOptions& options,
                       const storage::RunLayout& layout,
                       const std::optional<wire::CoordinatorFile>& previous,
@@ -371,7 +370,7 @@ RunOutcome run(const RunOptions& options, RunObserver& observer) {
   try {
     return coordinate(options, layout, found.coordinator, observer, has_begun);
   } catch (const storage::Overtaken& error) {
-    // Whoever loses at the start is refused as one that comes later.
+    // A coordinator that loses at the start is refused like one that comes later.
     throw Error(has_begun ? error.kind() : ErrorKind::kUsage,
                 name_winner(layout, error, found, {options.say}));
   }

@@ -57,7 +57,7 @@ std::vector<wire::Hello> await_workers(const WorkersAwaited& call) {
       const auto* hello = std::get_if<wire::Hello>(&message);
       if (hello != nullptr && workers.try_emplace(hello->worker.uuid, *hello).second)
         last_news = clock.now();
-    } catch (const storage::Error&) {  // whoever it is says it again to the coordinator
+    } catch (const storage::Error&) {  // its sender says it again to the coordinator
     }
   }
   std::vector<wire::Hello> hellos;

@@ -1,7 +1,7 @@
-// Before a run begins whose workers all come from elsewhere and of which no cluster file tells: who
-// they are decides what the recipe leaves open (dtype, k, boundaries to keep), so the coordinator
-// waits for them first. It listens where they look for it and answers nobody; a worker says hello
-// again until it is welcomed.
+// The wait for workers before a run begins whose workers all come from elsewhere and are in no
+// cluster file. What they are decides what the recipe leaves open (dtype, k, boundaries to keep).
+// The coordinator listens where they look for it and answers no worker; a worker says hello again
+// until it is welcomed.
 #pragma once
 
 #include <atomic>

@@ -65,7 +65,7 @@ SimulationInput simulation_of(const Plan& plan,
 }
 
 void schedule_stages(Plan& plan, const storage::Recipe& recipe, const PlanSubject& subject) {
-  // More shards take a simulation longer than whoever asks for a plan waits.
+  // With more shards a simulation takes longer than a user waits for a plan.
   constexpr std::int64_t kMostShards = 500'000;
   const std::int64_t shards = std::int64_t{plan.last_boundary()} * plan.capture.num_shards();
   if (!plan.knows_times() || shards > kMostShards || plan.num_logit_pieces > kMostShards) return;
@@ -88,7 +88,7 @@ void schedule_stages(Plan& plan, const storage::Recipe& recipe, const PlanSubjec
       estimate.cost = price * estimate.seconds / kSecondsPerHour;
     }
   }
-  // The workers' start is nobody's task.
+  // The workers' start belongs to no task.
   plan.overlap_seconds = std::max(0.0, together - simulation.makespan_seconds) - start;
 }
 

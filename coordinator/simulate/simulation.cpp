@@ -360,8 +360,8 @@ class Simulator {
     has_news_ = has_news_ || !is_one_of_many(id) || state_.grants.empty();
   }
 
-  // The intents walk all boundaries, and follow from the last piece of a boundary or of a
-  // kind that is dropped.
+  // The intents walk all boundaries, and follow from the last piece of a boundary or of a kind that
+  // is dropped.
   [[nodiscard]] bool is_one_of_many(const TaskId& id) const {
     if (id.stage == Stage::kCapture) return !boundary_complete(state_, id.block + 1);
     return wire::read_by(id.stage) &&

@@ -76,7 +76,7 @@ struct TaskReleased {
 struct LeaseRevoked {
   std::uint64_t token = 0;
   std::string reason;
-  bool expired = false;  // nobody renewed it; absent in older records
+  bool expired = false;  // not renewed in time; absent in older records
   std::optional<LostSteps> lost{};
 };  // expired, or its holder died
 struct FileLost {

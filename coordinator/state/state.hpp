@@ -51,7 +51,7 @@ struct TaskRecord {
   int expiries = 0;                        // leases that ran out, in a row likewise
   BoxedOptional<Checkpoint> checkpoint;    // from which the next attempt goes on
   std::vector<storage::FileRecord> files;  // committed outputs other than shards
-  std::string result;                      // of whoever did it: packed_result()
+  std::string result;                      // of the worker that did it: packed_result()
   std::uint64_t seed = 0;                  // transfer
   std::vector<InternedString>
       devices;         // models that worked on it, in order of first use: provenance

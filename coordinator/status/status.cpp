@@ -38,7 +38,7 @@ bool coordinator_lives(const std::optional<wire::CoordinatorFile>& file,
   return storage::wall_seconds() - storage::seconds_of_utc(published->updated_at) < kFreshSeconds;
 }
 
-// Its tasks are shown as running, and some may run, although nobody coordinates them.
+// Its tasks are shown as running, and some may run, although no coordinator lives.
 void warn_of_death(const wire::CoordinatorFile& file, const State& state, RunStatus& status) {
   const bool is_here = file.host == wire::this_host();
   if (is_here && wire::is_alive(file.process)) return;  // it begins, and has published nothing yet
@@ -73,7 +73,7 @@ void warn_of_recipe(const storage::RunLayout& layout, RunStatus& status) {
   }
 }
 
-// When a run ends that nobody coordinates, nobody can say.
+// When a run without a coordinator ends is not known.
 void drop_etas(RunStatus& status) {
   status.eta_seconds.reset();
   status.to_come.reset();
@@ -101,7 +101,7 @@ std::string word_for(const State& state) {
     case RunPhase::kNew:
       return "new";
     case RunPhase::kRunning:
-      return "stopped";  // there is work, but nobody coordinates it
+      return "stopped";  // there is work, but no coordinator
     case RunPhase::kDone:
       return "done";
     case RunPhase::kPartial:
@@ -326,7 +326,7 @@ RunStatus read_status(const storage::RunLayout& layout) {
     }
   }
   status.state = word_for(folded.state);
-  // Whoever calls `run` again prepares nothing where all is done.
+  // A `run` of a finished run prepares nothing.
   if (tokenize_stage && status.state != "done") status.state = "preparing";
   status.term = folded.term;
   status.updated_at = published ? published->updated_at : "";

@@ -41,7 +41,7 @@ struct TaskStatus {
   };
   // Steps of the running attempt, or those in the checkpoint that is left of the last one.
   [[nodiscard]] Steps steps() const;
-  // The peak of the running attempt or, done, of the one that finished it; zeros: nobody measured.
+  // The peak of the running attempt or, done, of the one that finished it; zeros: not measured.
   [[nodiscard]] wire::PeakMemory peak_memory() const;
   // How often it had to be begun; going on after a stop that was asked for is the same try.
   [[nodiscard]] int tries() const;
@@ -64,7 +64,7 @@ struct StageStatus {
   std::optional<double> eta_seconds;
   // What it has taken, beside what it was planned to take.
   double gpu_hours = 0.0;               // that attempts held GPUs; 0 on processors
-  std::uint64_t memory_bytes = 0;       // the largest peak of its listed tasks; 0: nobody measured
+  std::uint64_t memory_bytes = 0;       // the largest peak of its listed tasks; 0: not measured
   std::uint64_t disk_bytes = 0;         // the most of committed files while it ran
   std::optional<PlannedStage> planned;  // nullopt: the run has no plan.json
 };
@@ -113,8 +113,8 @@ void require_run(const storage::RunLayout& layout);
 // directory.
 [[nodiscard]] RunStatus read_status(const storage::RunLayout& layout);
 
-// What somebody finds who would like to join a run as a worker. Without reading the journal: for
-// those who look again and again.
+// What a worker finds that would like to join a run. Read without the journal, because workers look
+// again and again.
 struct Opening {
   enum class Kind {
     kNobody,   // no coordinator, and work is left, as far as is known

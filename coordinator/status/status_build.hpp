@@ -29,8 +29,8 @@ struct JobSize {
 };
 
 // What is written every second must not grow with the run: no more tasks than this are listed, nor
-// workers. Captures make room, first those of which their stage's numbers say all: that nobody
-// works on them and nothing is wrong.
+// workers. Captures are left out first, and of them first those that no worker works on and that
+// have no trouble: their stage's numbers say all of them.
 inline constexpr std::size_t kMaxListed = 1'000;
 
 // `progress` may be empty; `now` in wall seconds. Fills num_layers, num_blocks, stages, tasks,

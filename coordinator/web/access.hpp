@@ -1,4 +1,4 @@
-// Who may see a run's page: whoever knows the run's secret, which its owner alone can read. A
+// Who may see a run's page: a client that knows the run's secret, which its owner alone can read. A
 // browser sends it once, in the address that `hedgerow run` prints, and then as a cookie; a program
 // as a bearer token. Host and Origin are checked, so that no other page that is open in the same
 // browser reaches it (DNS rebinding, cross-site requests). Pure but for the secret's file.
@@ -14,8 +14,7 @@
 namespace hedgerow::coordinator {
 
 // The secret of keys/http.secret where the run has keys, else of web.secret in the run directory
-// (0600), which
-// is made if it is not there. Throws kUnavailable, kUsage (others may read it).
+// (0600), which is made if it is not there. Throws kUnavailable, kUsage (others may read it).
 [[nodiscard]] std::string web_secret(const storage::RunLayout& layout);
 
 // "http://127.0.0.1:8080/" with the secret: what is printed to be opened.

@@ -1,7 +1,7 @@
 // Keeps a log short whatever a peer, a file or a loop repeats: about one subject ("messages from
 // 10.0.0.7") at most kLinesAMinute lines a minute are said, and how many there were beside them is
 // said once that minute is over. Unknown peers can make up subjects: of more than kSubjectsAMinute
-// the rest share one. Whoever logs passes the time, and asks for left_out() again and again. One
+// the rest share one. The caller passes the time, and asks for left_out() again and again. One
 // thread.
 #pragma once
 

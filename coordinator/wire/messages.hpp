@@ -36,7 +36,7 @@ struct Hello {
   std::uint64_t memory_bytes = 0;
   bool on_gpu = false;     // where memory_bytes are
   std::string auto_dtype;  // what plan.compute_dtype = "auto" comes to there: bf16 | fp32
-  std::optional<Task> held;  // reconnecting with a lease: keeps it if nobody else was granted it
+  std::optional<Task> held;  // reconnecting with a lease: keeps it unless another worker has it
   int held_block = -1;       // whose weights are loaded (affinity)
 };
 struct Request { WorkerId worker; int held_block = -1; };

@@ -49,7 +49,7 @@ void require_mode(const fs::path& path, mode_t mode, unsigned forbidden, const c
              "somebody may have");
 }
 
-// Whoever owns a file can write it, and give it any mode, whatever its mode is now.
+// The owner of a file can write it, and give it any mode, whatever its mode is now.
 void require_owner(const fs::path& path, uid_t owner) {
   const uid_t reader = ::geteuid();
   if (owner == reader || owner == 0 || reader == 0) return;
@@ -60,7 +60,7 @@ void require_owner(const fs::path& path, uid_t owner) {
              std::to_string(reader) + " " + path.string() + "' as root if its content is right");
 }
 
-// The text of a plain file in keys/ that nobody but this user or root can have written.
+// The text of a plain file in keys/ that only this user or root can have written.
 std::string read_guarded(const fs::path& path,
                          unsigned forbidden,
                          const char* mended,
@@ -82,7 +82,8 @@ std::string read_guarded(const fs::path& path,
     require_owner(path.parent_path(), directory.st_uid);
     require_mode(path.parent_path(), directory.st_mode, kOthersMayWrite, "700");
   }
-  // Before it is opened, which somebody else's secret would not let us do; and of what was opened.
+  // Checked before it is opened, because another user's secret cannot be opened; then the opened
+  // file.
   require_owner(path, status.st_uid);
   const storage::File file = storage::File::open_read(path);
   if (::fstat(file.descriptor(), &status) != 0)

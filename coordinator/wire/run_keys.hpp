@@ -35,8 +35,8 @@ inline constexpr const char* kDefaultWorkerKey = "worker";
 [[nodiscard]] bool has_keys(const storage::RunLayout& layout);
 
 // The one line of a secret file. Throws kUsage with the command that mends it if the file is
-// absent, is no plain file, is larger than 4 KiB, belongs to somebody else, or anybody but its
-// owner may read or write it.
+// absent, is no plain file, is larger than 4 KiB, belongs to another user, or may be read or
+// written by others than its owner.
 [[nodiscard]] std::string read_secret_file(const std::filesystem::path& path);
 
 // The key of a line of keys/allowed: its first word, if that is a key, also one that begins with
@@ -44,7 +44,7 @@ inline constexpr const char* kDefaultWorkerKey = "worker";
 // `place`.
 [[nodiscard]] std::optional<std::string> allowed_key(std::string_view line,
                                                      const std::string& place);
-// All of them. Throws kUsage (absent, over 1 MiB, somebody else's, writable by others, a line that
+// All of them. Throws kUsage (absent, over 1 MiB, another user's, writable by others, a line that
 // is no key).
 [[nodiscard]] std::set<std::string> read_allowed_keys(const storage::RunLayout& layout);
 

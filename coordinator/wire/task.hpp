@@ -63,7 +63,7 @@ struct Task {
   // Finetune: the student's files, then those of the logits.
   std::vector<storage::FileRecord> inputs;
   // A list of inputs too long for one message lies in this file of the run directory;
-  // CoordinatorClient fills `inputs` from it, so that whoever executes the task never sees the
+  // CoordinatorClient fills `inputs` from it, so that the code of the task never sees the
   // difference.
   std::optional<storage::FileRecord> inputs_file;
   // Transfer, finetune: the last committed checkpoint.

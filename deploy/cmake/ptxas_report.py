@@ -4,7 +4,7 @@
   ptxas_report.py COMPILER ARGUMENTS...     CMake's CUDA_COMPILER_LAUNCHER of the kernels
 
 Prints "sm_90a BackwardKeysKernel<128, 64, true, true>: 240 registers, 0 bytes spilled" to standard error and passes
-everything else on. A kernel that spills at no more than 128 features fails the build: it would be slow, and nobody would
+everything else on. A kernel that spills at no more than 128 features fails the build: it would be slow, and no test would
 see it. Exit code: the compiler's, or 1.
 """
 

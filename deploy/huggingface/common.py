@@ -41,7 +41,7 @@ def explain(error: OSError) -> tuple[str, int]:
 
 def require_file(path: Path) -> Path:
     """UsageError for what cannot be read as a file: a FIFO waits for a writer that may never come, a device may be
-    without an end. What is not there, whoever opens it says."""
+    without an end. A missing file is reported where it is opened."""
     try:
         mode = path.stat().st_mode
     except OSError:

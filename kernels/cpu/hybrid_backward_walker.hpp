@@ -145,8 +145,7 @@ class BackwardWalker {
 
   [[nodiscard]] std::int64_t lag() const { return problem_.state_lag(); }
   [[nodiscard]] bool is_own(std::int64_t chunk) const { return chunk < segment_.end_chunk; }
-  // A head's part of a [B, heads, ...], and the segment's of a partial result; null: nobody needs
-  // it.
+  // A head's part of a [B, heads, ...], and the segment's of a partial result; null: not needed.
   [[nodiscard]] float* head_of(const at::Tensor& x, std::int64_t head) const;
   [[nodiscard]] float* partial_of(const at::Tensor& x, std::int64_t head) const;
   // Scratch of the segment, by the chunk, token or key that it belongs to.

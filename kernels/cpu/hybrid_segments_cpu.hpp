@@ -113,7 +113,7 @@ void sum_segments(const TiledProblem& problem,
 // Walks all segments of all heads; with undefined borders no state passes between them. A walker,
 // of which every thread makes its own, has
 //   select(head)                   head = b U + u
-//   walk(segment, before, behind)  the whole of it; `behind` null: nobody wants the state there
+//   walk(segment, before, behind)  the whole of it; `behind` null: the state there is not wanted
 //   sum(segment, own)              only what it adds to the state
 template <typename Make>
 void walk_segments(const TiledProblem& problem,

@@ -12,8 +12,8 @@ namespace hedgerow::kernels::cpu {
 // n rounded up to whole vectors.
 [[nodiscard]] constexpr std::int64_t padded(std::int64_t n) { return (n + 15) / 16 * 16; }
 
-// Terms of a sum that are added up in one run; a longer one is
-// the sum of such runs, or its rounding would grow with its length. fp32 products and column sums.
+// Terms of a sum that are added up in one run; a longer one is the sum of such runs, or its
+// rounding would grow with its length. fp32 products and column sums.
 inline constexpr std::int64_t kTermsPerRun = 256;
 
 // What a product multiplies in. kBFloat16 rounds both factors and accumulates in fp32 (AMX tiles,

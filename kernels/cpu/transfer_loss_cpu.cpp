@@ -2,10 +2,9 @@
 // [keys, 64]: the teacher's weights t, the student's w = p or l, their cross-entropy, and from it
 // da = dL/dw with the denominator's share (attention_tiles.hpp). Then, as in the hybrid's backward,
 // dphi_q = sum_j da phi_k and dphi_k = sum_i da phi_q over linear pairs, and the window factor's
-// gradient is
-// -(1 - g) sum_i phi_q_i.dphi_q_i, since w / Z does not change when p and l are scaled together.
-// T^2 (D + 3 F) FLOPs a query head; scratch of a thread: three [T, 64] strips and two [F, T]
-// features.
+// gradient is -(1 - g) sum_i phi_q_i.dphi_q_i, since w / Z does not change when p and l are scaled
+// together. T^2 (D + 3 F) FLOPs a query head; scratch of a thread: three [T, 64] strips and two
+// [F, T] features.
 #include "kernels/cpu/transfer_loss_cpu.hpp"
 
 #include <ATen/ATen.h>

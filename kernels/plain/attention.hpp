@@ -37,7 +37,7 @@ inline constexpr std::size_t kMaxSeriesOrder = 10;
 // D = 64 already 814,385 at order 4 and 7e11 at order 10.
 inline constexpr std::size_t kMaxMonomials = std::size_t{1} << 24;
 
-// A matrix that somebody else owns, row after row.
+// A matrix that the caller owns, row after row.
 template <typename Element>
 class Rows {
  public:

@@ -1,5 +1,5 @@
-// The argument checks that the operations share. Each throws c10::Error with one
-// sentence that names the argument, what was expected and what was found.
+// The argument checks that the operations share. Each throws c10::Error with one sentence that
+// names the argument, what was expected and what was found.
 #pragma once
 
 #include <ATen/core/Tensor.h>

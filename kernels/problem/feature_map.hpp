@@ -69,7 +69,7 @@ void check_feature_map(const at::Tensor& x,
 //                so that every column is a standard normal one, and those of a block are orthogonal
 at::Tensor start_feature_map(FeatureMapStart start, const at::Tensor& noise);
 
-// Draws Omega again: the layer's values become the start's, in place, so that whoever holds the
+// Draws Omega again: the layer's values become the start's, in place, so that every holder of the
 // tensor sees them. Give both sides of a map the same noise.
 void redraw_feature_map(const FeatureMapWeights& weights,
                         FeatureMapStart start,

@@ -59,8 +59,8 @@ struct HybridForward {
 // Room for a backend's results.
 HybridForward make_hybrid_forward(const HybridProblem& problem, bool keep_for_backward);
 
-// Which gradients somebody needs, and the gradients (undefined where not needed), in the
-// parameters' shapes and the sums' dtype; dq, dk and dv in the inputs' dtype.
+// Which gradients are needed, and the gradients (undefined where not needed), in the parameters'
+// shapes and the sums' dtype; dq, dk and dv in the inputs' dtype.
 struct HybridNeeds {
   bool q = false, k = false, v = false, map_q = false, map_k = false, window_factors = false;
 };

@@ -50,7 +50,7 @@ struct RecallState {
 
 // One choice in the rows that `active` [B] bool marks; the others stay as they are. k, v
 // [B, G, W, D]: the tokens first[b], first[b] + 1, ... of a row. With `folds_chunk` what is dropped
-// of the chunk is folded too (terraced), else it is left to whoever evicts it from the window.
+// of the chunk is folded too (terraced), else when it leaves the window.
 void choose_recalled(RecallState& state,
                      const at::Tensor& k,
                      const at::Tensor& v,

@@ -59,8 +59,8 @@ auto read_given(const Read& read) {
   }
 }
 
-// What to do about a full disk. It ends the message of each system_error() of that kind; whoever
-// adds to one puts it behind what he adds.
+// What to do about a full disk. It ends the message of each system_error() of that kind. Code that
+// adds to such a message moves it to the end again.
 inline constexpr std::string_view kRoomAdvice =
     "; free space or raise the quota, then run the same command again";
 [[nodiscard]] std::string without_room_advice(std::string message);

@@ -1,4 +1,4 @@
-// Random digits of the kernel's, for secrets and for names that nobody else draws. What a run
+// Random digits of the kernel's, for secrets and for names that no other process draws. What a run
 // computes never rests on them: that is keyed by the recipe's seed (philox.hpp).
 #pragma once
 

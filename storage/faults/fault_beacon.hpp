@@ -37,8 +37,8 @@ struct FaultBeacon {
 };
 static_assert(sizeof(FaultBeacon) == 88 + kMaxWishes * 56, "storm.py reads these offsets");
 
-// Null where nobody asks for one. Throws what system_error() (error.hpp) makes of a file that
-// cannot be made: kNotFound if the directory is not there.
+// Null without HEDGEROW_STORM. Throws what system_error() (error.hpp) makes of a file that cannot
+// be made: kNotFound if the directory is not there.
 [[nodiscard]] FaultBeacon* open_beacon();
 
 // Any thread. Writes the place, and dies of it if that is wished.

@@ -59,7 +59,7 @@ bool same_file(const struct stat& a, const struct stat& b) {
 }  // namespace
 
 std::string why_not_a_file(const fs::path& path) {
-  std::error_code unknown;  // whoever opens it says why
+  std::error_code unknown;  // the code that opens it says why
   const char* kind = nullptr;
   switch (fs::status(path, unknown).type()) {
     case fs::file_type::directory:

@@ -69,9 +69,8 @@ void sync_directory(const std::filesystem::path& directory);
 // Makes `to` name the bytes of `from` durably: rename, then fsync of both directories. `from` must
 // already be synced.
 void publish(const std::filesystem::path& from, const std::filesystem::path& to);
-// publish() of what nobody may have published yet: false if `to` is there, and `from` stays. Of
-// several that come at once one gets true (where a file system has hard links; else the last one
-// wins).
+// publish() unless `to` is there: then false, and `from` stays. Of several calls at once one gets
+// true (where a file system has hard links; else the last one wins).
 [[nodiscard]] bool publish_first(const std::filesystem::path& from,
                                  const std::filesystem::path& to);
 // Writes bytes beside `path` under a unique temporary name, syncs, publishes. The old content stays

@@ -64,8 +64,8 @@ FencingToken token_at(const std::string& name, std::size_t begin) {
                   root.string());
 }
 
-// A link to what does not exist yet: weakly_canonical() takes it for a name that is free, and
-// whoever creates the file creates it there.
+// A link to what does not exist yet. weakly_canonical() takes it for a free name, and a writer
+// would create the file that it points to.
 void refuse_dangling_links(const fs::path& name, const std::string& shown, const fs::path& root) {
   fs::path path = root;
   for (const fs::path& part : name) {

@@ -98,8 +98,8 @@ class RunLayout {
   [[nodiscard]] static std::string block_artifact(
       int block, FencingToken token);  // blocks/b0003/artifact.t41.safetensors
   [[nodiscard]] static std::string attempt_directory(FencingToken token);  // attempts/t41
-  // attempts/t41/checkpoint.s8.<hash of the whole file>.safetensors: whoever finds it knows its
-  // step and what it must hold.
+  // attempts/t41/checkpoint.s8.<hash of the whole file>.safetensors: the name says its step and
+  // what it must hold.
   [[nodiscard]] static std::string checkpoint(FencingToken token,
                                               std::int64_t step,
                                               const Hash128& hash);
@@ -132,8 +132,8 @@ class RunLayout {
   [[nodiscard]] static std::string weight_hash(int layer_idx);
 
   // root / relative. Throws kUsage if the name is absolute, leaves the run directory ("..",
-  // symbolic link out), means the directory itself, or cannot be a name. Whoever writes a file of
-  // the run, or reads one whose name came from outside, asks for it here.
+  // symbolic link out), means the directory itself, or cannot be a name. Code that writes a file of
+  // the run, or reads one whose name came from outside, gets its path here.
   [[nodiscard]] std::filesystem::path resolve(const std::string& relative) const;
 
   // The fencing token in a file name of the forms above (".t41." or "/t41"), 0 if there is none. A

@@ -1,6 +1,7 @@
-// A file that goes with a scope, however the scope ends, unless somebody keeps it: a temporary file
-// that was not published, a journal segment whose term did not begin. It does not open the file,
-// and a file that is not there is no error: the one that ended the scope is the one to report.
+// A file that is removed at the end of a scope, however the scope ends, unless keep() was called: a
+// temporary file that was not published, a journal segment whose term did not begin. It does not
+// open the file, and a file that is not there is no error: the one that ended the scope is the one
+// to report.
 #pragma once
 
 #include <filesystem>

@@ -29,7 +29,7 @@ struct HistoryColumn {
   bool is_log = false;             // is drawn on a log scale
   std::string_view prometheus{};   // of its last value; empty: not in /metrics
   std::string_view index{};        // of a name with '/': the label of what follows it
-  bool is_of_running_run = false;  // says nothing once nobody works
+  bool is_of_running_run = false;  // says nothing once the run has stopped
   // In tables: columns stand in this order, greatest first, and the least goes where there is no
   // room. Negative: it is in none.
   int importance = -1;

@@ -1,9 +1,9 @@
 // A run's history on disk: history/000007.history, one segment a term, appended by that term's
-// coordinator alone and read by anybody while it grows. A segment is a sequence of frames; one that
-// is not whole (the writer died, or is still writing) ends it, and a next term begins a segment of
-// its own, so nothing is ever cut or rewritten. Not synced: after a crash of the machine the last
-// seconds may be missing, and a next term reads metrics.jsonl again from where the history ends.
-// The format: storage/README.md "History".
+// coordinator alone and read by other processes while it grows. A segment is a sequence of frames;
+// one that is not whole (the writer died, or is still writing) ends it, and a next term begins a
+// segment of its own, so nothing is ever cut or rewritten. Not synced: after a crash of the machine
+// the last seconds may be missing, and a next term reads metrics.jsonl again from where the history
+// ends. The format: storage/README.md "History".
 #pragma once
 
 #include <cstdint>
@@ -41,9 +41,9 @@ class HistoryReader {
   // Reads what is there since the last call. A run without a history: nothing. Throws what File
   // throws but for a file that is not there.
   HistoryNews poll();
-  // The same for whoever wants no news: several times as fast.
+  // The same without the news: several times as fast.
   void read_all();
-  // The same for whoever can do without: never throws for a disk, and what it refuses is left out.
+  // The same, but never throws for a disk: what cannot be read is left out.
   void read_what_it_can();
   [[nodiscard]] const History& history() const { return history_; }
   [[nodiscard]] std::uint64_t num_bytes() const { return num_bytes_; }  // of what was read

@@ -69,7 +69,7 @@ class Disk {
   virtual void publish(const std::filesystem::path& from, const std::filesystem::path& to) = 0;
   virtual void write_atomically(const std::filesystem::path& path, std::string_view bytes) = 0;
   virtual void write_atomically(const std::filesystem::path& path, const TextWriter& write) = 0;
-  // Nothing there is no error, and neither is a file that stays: whoever deletes asks again later.
+  // A missing file is no error, and neither is one that stays: the caller tries again later.
   virtual void remove(const std::filesystem::path& path) noexcept = 0;
 };
 

@@ -24,9 +24,9 @@ std::unique_ptr<AppendFile> create_segment(const RunLayout& layout,
   }
 }
 
-// Whoever sees our segment stops writing theirs (Journal::commit); whoever wrote before that is
-// found here, because the segment is made first and the others are looked at after. Their ends are
-// read and not their sizes asked for: network file systems answer that from a cache.
+// A coordinator that sees our segment stops writing its own (Journal::commit). One that wrote
+// before that is found here, because our segment is made first and the others are looked at after.
+// Their ends are read instead of their sizes, which network file systems answer from a cache.
 void refuse_if_grown(const RunLayout& layout,
                      const ReplayResult& replayed,
                      std::uint64_t own_term,
@@ -48,8 +48,8 @@ void refuse_if_grown(const RunLayout& layout,
 // Bounds the record: of more damage the rest is settled by the terms that follow.
 constexpr std::size_t kMaxSettled = 1000;
 
-// The damage that no earlier term has settled. A torn tail is none: it is cut, and nothing that
-// anybody was told stood there.
+// The damage that no earlier term has settled. A torn tail is none: it is cut, and no worker was
+// told what stood there.
 nlohmann::json newly_settled(const std::vector<JournalDamage>& damage) {
   nlohmann::json settled = nlohmann::json::array();
   for (const JournalDamage& item : damage) {

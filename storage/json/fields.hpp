@@ -53,7 +53,7 @@ class FieldWriter {
   void fields_of(const char* /*key*/, const std::optional<T>& value) {
     if (value) visit_fields(*this, *value);
   }
-  // Left out where it says nothing: the value of an object that nobody filled in.
+  // Left out where the value is that of a default-made object.
   template <typename T>
   void sparse_field(const char* key, const T& value) {
     if (!(value == T{})) field(key, value);

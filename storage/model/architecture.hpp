@@ -2,8 +2,8 @@
 // config.json, take where it says nothing and do otherwise than the Llama layer; and the slots of a
 // layer with the names and shapes of their tensors. An export's Python has the rows as
 // deploy/huggingface/modeling/architecture_rows_hedgerow.py, which a test writes from here
-// (tests/storage/model/python_rows_test.cpp). What differs between families is data here and
-// a case in worker/model/layer, nowhere else.
+// (tests/storage/model/python_rows_test.cpp). What differs between families is data here and a case
+// in worker/model/layer, nowhere else.
 #pragma once
 
 #include <array>

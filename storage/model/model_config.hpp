@@ -103,8 +103,7 @@ class ModelDirectory {
   // The weight file that holds a tensor, without its directory.
   [[nodiscard]] const std::string& file_of(const std::string& name) const;
   // Hash of config.json and of all weight files' names, sizes and headers: identifies the teacher
-  // in
-  // artifacts.
+  // in artifacts.
   [[nodiscard]] std::string fingerprint() const;
 
  private:

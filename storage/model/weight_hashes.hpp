@@ -1,5 +1,5 @@
 // What the weights of a teacher are, by layer: a fingerprint knows names, shapes and sizes, and
-// another training of the same model has all of them. Whoever loads a layer hashes it on the way;
+// another training of the same model has all of them. The loader of a layer hashes it on the way;
 // a run records the hash at the first load of each, a student keeps those of the teacher that it
 // was trained on, and every later load is compared.
 #pragma once
@@ -65,7 +65,7 @@ void require_weights(const WeightHashes& expected,
                      int layer_idx,
                      const Hash128& found);
 
-// Reads all weights, one layer after the other, where nobody loads them (an export copies files).
+// Reads all weights, one layer after the other, where no layer is loaded (an export copies files).
 // `progress` gets the share done; false ends it.
 void verify_weights(const ModelDirectory& model,
                     const WeightHashes& expected,
@@ -77,9 +77,9 @@ void verify_weights(const ModelDirectory& model,
 [[nodiscard]] nlohmann::json weight_hashes_to_json(const WeightHashes& hashes);
 [[nodiscard]] WeightHashes weight_hashes_from_json(const nlohmann::json& teacher);
 
-// Records the hash of a layer with the run, durably, if nobody has yet; compares it else. Of
-// several that come at once all but one compare. Throws kUsage like require_weights, kCorrupt for a
-// damaged record.
+// Records the hash of a layer with the run, durably, if no process has yet; compares it else. Of
+// several at once all but one compare. Throws kUsage like require_weights, kCorrupt for a damaged
+// record.
 void record_or_require_weights(const RunLayout& layout,
                                const ModelDirectory& model,
                                int layer_idx,

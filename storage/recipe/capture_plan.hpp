@@ -53,8 +53,7 @@ struct LogitsPlan {
 };
 
 // The plan of a recipe whose finetune.objective needs logits. `capture` is the run's, tokens_*
-// count
-// data.finetune's file. Throws kUsage when the tokens cannot serve the recipe.
+// count data.finetune's file. Throws kUsage when the tokens cannot serve the recipe.
 [[nodiscard]] LogitsPlan make_logits_plan(const Recipe& recipe,
                                           const CapturePlan& capture,
                                           std::int64_t tokens_num_train,

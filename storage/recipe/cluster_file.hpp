@@ -60,7 +60,7 @@ struct NodeKind {
   double other_tflops = 0.0;    // in all else, attention above all
   double disk_gb_s = 0.0;       // that one process reads of the run's file system; 0: assumed
   double worker_start_s = 0.0;  // until a worker asks for its first task; 0: assumed
-  std::string measured{};       // when and on what; empty: these figures are somebody's word
+  std::string measured{};       // when and on what; empty: these figures were not measured
   bool operator==(const NodeKind&) const = default;
 };
 

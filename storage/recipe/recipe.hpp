@@ -72,8 +72,8 @@ struct Recipe {
   void validate(const std::string& name) const;  // ranges and cross-field rules; parse() calls it
 
   // The recipe of a run of its own that comes to the variant's student: its maps have the same
-  // bytes with an offset of 0 .. variant.seeds - 1 on the seed (where transfer.shuffle,
-  // which goes by the seed too, is false).
+  // bytes with an offset of 0 .. variant.seeds - 1 on the seed (where transfer.shuffle, which goes
+  // by the seed too, is false).
   [[nodiscard]] Recipe of(const Variant& variant, int seed_offset = 0) const;
   // A student of a variant: "name.s0", as its folder is called.
   [[nodiscard]] static std::string student_name(const Variant& variant, int seed) {

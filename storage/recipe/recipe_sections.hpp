@@ -76,7 +76,7 @@ struct PlanSection {
   std::string device = "auto";
   bool operator==(const PlanSection&) const = default;
 
-  // What results or files depend on is still left to whoever will compute.
+  // Whether the workers still have to decide what results or files depend on.
   [[nodiscard]] bool is_open() const {
     return compute_dtype == "auto" || layers_per_block == 0 || keep_boundaries == "auto";
   }

@@ -202,7 +202,7 @@ std::string Recipe::to_toml() const {
   Writer writer;
   visit_settings(*this, writer);
   writer.variants(*this);
-  // A build resolves a run's recipe; one that nobody has run yet has none to name.
+  // made_by names the build that resolved a run's recipe; a recipe without a run has none.
   if (made_by != MadeBySection{}) visit_made_by(*this, writer);
   return "# A hedgerow recipe. Keys left out keep their defaults; unknown keys are errors.\n" +
          writer.text();

@@ -47,7 +47,7 @@ bool cut_alike(const DataSection& a, const DataSection& b, PathOf path_of) {
 }
 
 // What `judge` holds out at the end of its list, a stage with the same list holds out as well
-// (held_out). Of any other list that names one of its texts nobody can say which part is learned.
+// (held_out). Of any other list that names one of its texts, the part that is learned is unknown.
 // False: a problem was added.
 bool check_pair_apart(const StageData& learner,
                       const StageData& judge,

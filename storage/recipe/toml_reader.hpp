@@ -1,6 +1,6 @@
 // The reading visitor of recipe_fields.hpp and cluster_file.cpp over toml++'s tree: takes what the
 // file has for each field that is visited, and reports together all that is wrong with it: wrong
-// types, values out of range, and keys that nobody visited, each with the one that was probably
+// types, values out of range, and keys that were not visited, each with the one that was probably
 // meant. Private to storage/recipe/*.cpp.
 #pragma once
 

@@ -22,7 +22,7 @@ std::optional<Mesh> parse_mesh(std::string_view text) {
   }
   if (sizes.size() != 2 && sizes.size() != 3) return std::nullopt;
   const Mesh mesh{sizes[0], sizes[1], sizes.size() == 3 ? sizes[2] : 1};
-  // One stage has nobody to take turns with.
+  // One stage has no other to take turns with.
   if (mesh.pipeline == 1 && mesh.chunks != 1) return std::nullopt;
   return mesh;
 }

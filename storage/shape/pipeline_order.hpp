@@ -23,9 +23,8 @@ struct PipelineOperation {
 using PipelineOrder = std::vector<std::vector<PipelineOperation>>;
 
 // The order of one pipeline of the mesh. Backward passes go first, since they give memory back:
-// with one
-// range a stage never holds more than pipeline - stage micro-batches. Without `trains`, forward
-// passes alone (a validation).
+// with one range a stage never holds more than pipeline - stage micro-batches. Without `trains`,
+// forward passes alone (a validation).
 [[nodiscard]] PipelineOrder pipeline_order(const Mesh& mesh, int num_micro_batches, bool trains);
 
 // Forward passes of a stage's ranges whose backward passes are to come, at most.

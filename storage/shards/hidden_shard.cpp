@@ -36,8 +36,7 @@ Hash128 chunk_hash(const ShardInfo& info, std::int64_t index, std::span<const st
 }
 
 // Hash of every byte outside the chunks: header (with zeros for its own digits), HDF5's metadata,
-// the
-// table of chunk hashes.
+// the table of chunk hashes.
 Hash128 root_hash(const File& file, ShardHeader header) {
   header.root_hash = {};
   const std::string text = encode_shard_header(header);

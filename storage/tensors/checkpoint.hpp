@@ -31,10 +31,10 @@ struct Checkpoint {
 
 // The checkpoint of `step` of the attempt that holds `token`, durably, under the name that says its
 // step and its hash (RunLayout::checkpoint): a file that is not whole never has such a name, so a
-// coordinator may go by it when whoever wrote it is dead. Same checkpoint, same bytes. Throws
-// kExhausted (the partial file is removed), kInternal (a state that JSON cannot hold). `part`: the
-// file of one of the ranks that hold the state together, under RunLayout::checkpoint_part; the
-// checkpoint itself then names its parts.
+// coordinator may go by it when its writer is dead. Same checkpoint, same bytes. Throws kExhausted
+// (the partial file is removed), kInternal (a state that JSON cannot hold). `part`: the file of one
+// of the ranks that hold the state together, under RunLayout::checkpoint_part; the checkpoint
+// itself then names its parts.
 inline constexpr int kWholeCheckpoint = -1;
 FileRecord write_checkpoint(const RunLayout& layout,
                             FencingToken token,

@@ -31,8 +31,8 @@ struct SafetensorsEntry {
 struct SafetensorsHeader {
   std::map<std::string, SafetensorsEntry> tensors;
   // Tensors of element types that are not read (8-bit floats, complex numbers, ...): the type's
-  // word in quotes, by name. Files carry them beside the weights that are wanted, so whoever asks
-  // for one refuses it.
+  // word in quotes, by name. Files carry them beside the weights that are wanted, so such a tensor
+  // is refused only when it is asked for.
   std::map<std::string, std::string> unread;
   std::map<std::string, std::string> metadata;
 };

@@ -1,9 +1,9 @@
 // The worker's end of the wire: a DEALER on a thread of its own, so that heartbeats go out while
 // the task computes. Survives a vanished coordinator: the task goes on, the client looks for the
-// next coordinator in coordinator.json with a backoff of 1 to 32 s, and keeps the lease if nobody
-// else was granted it. After orphan_timeout without a coordinator the worker is told to stop. Every
-// submission is repeated until it is answered, one at a time and in order; the coordinator answers
-// a repeated one as it did the first.
+// next coordinator in coordinator.json with a backoff of 1 to 32 s, and keeps the lease if no other
+// worker was granted it. After orphan_timeout without a coordinator the worker is told to stop.
+// Every submission is repeated until it is answered, one at a time and in order; the coordinator
+// answers a repeated one as it did the first.
 #pragma once
 
 #include <atomic>

@@ -49,7 +49,7 @@ void CoordinatorLink::send(std::string_view frame) {
 
 std::optional<std::string> CoordinatorLink::problem() const {
   const std::optional<HandshakeFailure> failure = socket_.failure();
-  // Without keys a closed connection says nothing: whoever listens there may be no coordinator.
+  // Without keys a closed connection says nothing: the listener may be no coordinator.
   if (!failure || (*failure == HandshakeFailure::kClosed && !connected_keys_)) return std::nullopt;
   const std::string who = "the coordinator at " + socket_.endpoint();
   const std::string run = layout_.root().string();

@@ -1,7 +1,7 @@
-// The way from a worker to whoever coordinates its run: the socket and the keys that it uses. Whom
-// to trust is for keys/ alone to say, which only the run's owner may write. Invariant: a worker
-// that has keys sends nothing to a coordinator that has none, and the other way round. Of
-// CoordinatorClient's thread; wake() of any.
+// The way from a worker to its run's coordinator: the socket and the keys that it uses. keys/ alone
+// says whom to trust, and only the run's owner may write there. Invariant: a worker that has keys
+// sends nothing to a coordinator that has none, and the other way round. Of CoordinatorClient's
+// thread; wake() of any.
 #pragma once
 
 #include <chrono>

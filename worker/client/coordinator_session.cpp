@@ -217,7 +217,7 @@ void CoordinatorSession::checkpointed(const storage::FileRecord& file,
   static_cast<void>(submit(wire::Checkpointed{worker(), token(), file, step}, file.name, now));
 }
 
-// Whoever was told to stop does not wait out orphan_timeout: its checkpoint lies on disk.
+// A worker that was told to stop does not wait out orphan_timeout: its checkpoint lies on disk.
 bool CoordinatorSession::is_abandoned(Time now) const {
   const auto silence = now - last_heard_;
   return silence > options_.orphan_timeout ||

@@ -3,9 +3,9 @@
 // socket and the simulator on a network that loses, doubles and delays.
 //
 // It survives a vanished coordinator: the task goes on, the session asks for coordinator.json to be
-// looked at, greets whoever stands there with a backoff of 1 to 32 s, and keeps the lease if nobody
-// else was granted it. A submission is repeated until it is answered, one at a time and in order;
-// the coordinator answers a repeated one as it did the first. Whoever uses it locks.
+// looked at, greets the coordinator that it names with a backoff of 1 to 32 s, and keeps the lease
+// if no other worker was granted it. A submission is repeated until it is answered, one at a time
+// and in order; the coordinator answers a repeated one as it did the first. The caller locks.
 #pragma once
 
 #include <chrono>
@@ -55,22 +55,23 @@ class CoordinatorSession {
   // Unless something is received or submitted, no tick and no look before this does anything.
   [[nodiscard]] Time next_due() const;
   [[nodiscard]] const std::string& endpoint() const { return options_.endpoint; }
-  // True at most once a second, while nobody answers: look at coordinator.json and tell found().
+  // True at most once a second, while no coordinator answers: look at coordinator.json and tell
+  // found().
   [[nodiscard]] bool wants_look(Time now);
   void found(std::uint64_t term, const std::string& endpoint, Time now);
-  // The connection was lost and is there again: whoever answers may be the next coordinator.
+  // The connection was lost and is there again: the peer may be the next coordinator.
   void reconnected(Time now);
   // The address cannot be used: as good as out of reach.
   void unreachable(Time now);
   // Something on our side has changed, as the keys: says hello anew, also if it was refused.
   void greet_again(Time now);
-  void refuse(const std::string& sentence);  // nobody will let us in; the first reason stands
+  void refuse(const std::string& sentence);  // no coordinator lets us in; the first reason stands
 
   std::shared_ptr<Submission> submit(wire::Message message, std::string name, Time now);
   void withdraw(const std::shared_ptr<Submission>& submission);
   // Replaces a checkpoint that is still unanswered.
   void checkpointed(const storage::FileRecord& file, std::int64_t step, Time now);
-  // Nobody will answer any more: orphaned, or told to stop while the coordinator is silent.
+  // No answer will come any more: orphaned, or told to stop while the coordinator is silent.
   [[nodiscard]] bool is_abandoned(Time now) const;
 
   void begin_task(const wire::Task& granted);

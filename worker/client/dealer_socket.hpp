@@ -1,6 +1,6 @@
 // A ZeroMQ DEALER that another thread can wake: CoordinatorClient's thread waits on it. It tells a
-// handshake that the other side refused from one that nobody answered, which libzmq alone would
-// pass over in silence. All but wake() from one thread.
+// handshake that the other side refused from one that got no answer; libzmq alone reports neither.
+// All but wake() from one thread.
 #pragma once
 
 #include <chrono>
@@ -39,7 +39,7 @@ class DealerSocket {
   void reconnect(const std::string& endpoint, std::optional<wire::WorkerKeys> keys);
   // nullopt: nothing within `timeout`, or woken.
   [[nodiscard]] std::optional<std::string> receive(std::chrono::milliseconds timeout);
-  void send(std::string_view frame);  // dropped when the queue is full: whoever sent it repeats it
+  void send(std::string_view frame);  // dropped when the queue is full: the caller repeats it
   void wake();                        // any thread
 
   // How the handshake failed since the last (re)connect; libzmq tries no more after the first two.

@@ -16,7 +16,7 @@ struct StageTimeout {
 };
 
 // Asks, and waits for the answer; takes the question back when it gives up. nullopt: `stop` was
-// raised. Throws kUnavailable when nobody answers in time.
+// raised. Throws kUnavailable when no coordinator answers in time.
 [[nodiscard]] std::optional<wire::StageStart> ask_for_stage(const storage::RunLayout& layout,
                                                             int ranks,
                                                             const std::atomic<bool>& stop,

@@ -27,8 +27,8 @@ class Message {
  public:
   virtual ~Message() = default;
   // Whether the memory is the caller's again, which wait() waits for. Moves the message on: a
-  // library computes nothing between calls, so whoever computes meanwhile asks now and then. Throws
-  // as send and receive.
+  // library computes nothing between calls, so a caller that computes meanwhile asks now and then.
+  // Throws as send and receive.
   virtual bool is_done() = 0;
   virtual void wait() = 0;
 };
@@ -67,7 +67,7 @@ class Communicator {
   // From now on, for this rank's own calls; returns the deadline before.
   virtual std::chrono::milliseconds set_deadline(std::chrono::milliseconds deadline) = 0;
   // Gives the other ranks up: from now on every call of this rank throws at once, and its
-  // destructor waits for nobody. They find this rank lost.
+  // destructor waits for no rank. They find this rank lost.
   virtual void abandon() = 0;
 
   // Called now and then while a call of this rank waits for a peer; what it throws ends the wait,
@@ -124,7 +124,7 @@ class DeadlineScope {
 };
 
 inline constexpr int kMaxTag = 9999;
-// The tag of groups' collectives; nobody else uses it.
+// The tag of groups' collectives; no other message has it.
 inline constexpr int kFirstGroupTag = kMaxTag - 1;
 
 // Initialises MPI (MPI_THREAD_MULTIPLE) on first use; finalises in the destructor of the last one,
@@ -144,7 +144,8 @@ struct MpiVersions {
   std::string built, found;
 };
 [[nodiscard]] MpiVersions mpi_versions();
-// True under mpirun (or an equal launcher): whoever may run alone asks before MPI is initialised.
+// True under mpirun (or an equal launcher): a program that may run alone asks before MPI is
+// initialised.
 [[nodiscard]] bool launched_by_mpi();
 
 }  // namespace hedgerow::worker

@@ -54,7 +54,7 @@ class Group final : public PointToPointCommunicator {
 }  // namespace
 
 std::unique_ptr<Communicator> make_single_communicator() {
-  // It has nobody to send to.
+  // There is no other rank to send to.
   struct Alone final : PointToPointCommunicator {
     [[nodiscard]] int rank() const override { return 0; }
     [[nodiscard]] int world_size() const override { return 1; }

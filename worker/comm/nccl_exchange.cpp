@@ -43,7 +43,7 @@ class NcclExchange final : public TensorExchange {
     started(
         ncclCommInitRankConfig(&comm_, communicator.world_size(), id, communicator.rank(), &config),
         kCall);
-    // All ranks are here: nobody is still loading a model, whatever the communicator's timeout.
+    // All ranks are here: none is still loading a model, whatever the communicator's timeout.
     try {
       settle(kCall, std::min<std::chrono::milliseconds>(communicator.deadline(), kCommDeadline));
     } catch (const Error& error) {

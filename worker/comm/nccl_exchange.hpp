@@ -27,8 +27,8 @@ struct Gpu {
 // outlives it. Each rank must have a GPU of its own. Operations run in the device's current stream
 // of the calling thread, which is waited for; every call has the communicator's deadline, the
 // connecting no more than kCommDeadline; a rank may be its own peer. The destructor waits for the
-// other ranks as patiently as for files (kLoadDeadline), or for nobody if an exception is on its
-// way. Throws storage::Error kUnavailable.
+// other ranks as patiently as for files (kLoadDeadline), or for none if an exception is on its way.
+// Throws storage::Error kUnavailable.
 [[nodiscard]] std::unique_ptr<TensorExchange> connect(Communicator& communicator,
                                                       const at::Device& device);
 

@@ -58,7 +58,7 @@ struct ExchangeChoice {
 // they do not know their numbers on the host.
 void refuse_needless_sharing(std::span<const RankPlace> ranks);
 
-// Collective: chooses for tensors of this device, and connects. Whoever `tells` says on stderr
+// Collective: chooses for tensors of this device, and connects. A rank that `tells` says on stderr
 // which way it is and why, where there is anything to say. The communicator must outlive the
 // result, whose destructor is collective too. Throws as choose_exchange and
 // refuse_needless_sharing; kUnavailable when ranks do not connect within kCommDeadline.

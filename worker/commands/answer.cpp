@@ -1,5 +1,6 @@
 // hedgerow-worker answer: a model in memory that scores and continues token ids, a JSON line a
-// question, until its input ends. What lm-eval's model class talks to (deploy/lm_eval).
+// question, until its input ends. lm-eval's model class talks to it
+// (deploy/huggingface/tasks/hedgerow_lm.py).
 #include <ATen/Parallel.h>
 
 #include <CLI/CLI.hpp>

@@ -10,7 +10,7 @@
 
 namespace hedgerow::worker {
 
-// One object a line, at once: whoever started this program reads along.
+// One object a line, at once: the process that started this program reads along.
 inline void print_line(const nlohmann::json& object) {
   std::printf("%s\n", object.dump().c_str());
   std::fflush(stdout);

@@ -1,8 +1,8 @@
 // worker/device/host_copy.hpp on CUDA: pinned memory, and an event behind each copy to the host.
 // Both directions go on the current stream, so a tensor's memory needs no second stream's consent
 // to be used again. LibTorch's allocator of pinned memory notes the stream of every non-blocking
-// copy_ from or to its blocks and gives a block to nobody before the copy is over: tensors of it
-// may be let go as soon as the copy was begun.
+// copy_ from or to its blocks and gives a block to no other tensor before the copy is over: tensors
+// of it may be let go as soon as the copy was begun.
 #include <ATen/ATen.h>
 #include <ATen/cuda/CUDAEvent.h>
 #include <c10/cuda/CUDAGuard.h>

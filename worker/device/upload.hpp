@@ -1,9 +1,9 @@
 // Sequences of a boundary on their way to a device: pread by the reader's threads into pinned
 // memory, copied from there on a stream of its own while the device computes on the sequence
-// before. Nobody waits for a copy but who computes on it, and that on the device: the host waits
-// only before it lets a buffer be overwritten whose copy was begun two sequences ago. The
-// CopyEngine is the device's part of it: CUDA's in worker/device/cuda_copy_engine.cpp, a recorded
-// one in tests. One thread.
+// before. Only the computation on a sequence waits for its copy, and it waits on the device. The
+// host waits only before it lets a buffer be overwritten whose copy was begun two sequences ago.
+// The CopyEngine is the device's part of it: CUDA's in worker/device/cuda_copy_engine.cpp, a
+// recorded one in tests. One thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>

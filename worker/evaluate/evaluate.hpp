@@ -1,10 +1,9 @@
 // The figures of the teacher, of the student after transfer or with LoRA, and beside them of what
 // costs nothing: its control, the student's window and sinks with nothing trained
 // (kernels::window_attention), and the untrained window of the student's bytes
-// (storage/shape/state_bytes.hpp). One streamed pass: one layer's
-// weights at a time, through which the hidden states of all columns go side by side; then the
-// cross-entropy and the distance to the teacher over chunks of rows. Each layer's transfer error
-// too.
+// (storage/shape/state_bytes.hpp). One streamed pass: one layer's weights at a time, through which
+// the hidden states of all columns go side by side; then the cross-entropy and the distance to the
+// teacher over chunks of rows. Each layer's transfer error too.
 #pragma once
 
 #include <cstdint>

@@ -23,15 +23,15 @@ namespace hedgerow::worker {
 
 // What a rank computes of a micro-batch; `chunk` is one of its ranges. Without layers that a
 // function is for (the first range, the last), it is not called. On the CPU what forward and
-// backward return is sent from its own memory, which nobody writes to afterwards. No function waits
-// for another rank: messages start in progress() and between the calls alone, and that rank may
-// wait for one of them.
+// backward return is sent from its own memory, which is not written to afterwards. No function
+// waits for another rank: messages start in progress() and between the calls alone, and that rank
+// may wait for one of them.
 struct PipelinePasses {
   std::function<at::Tensor(int micro_batch)> embed;
   std::function<at::Tensor(int chunk, int micro_batch, const at::Tensor& hidden)> forward;
   // The loss of the last range's output. Returns its gradient, undefined without a backward pass.
   std::function<at::Tensor(int micro_batch, const at::Tensor& hidden)> compute_loss;
-  // Returns the gradient of the range's input; of the first range's nobody needs it.
+  // Returns the gradient of the range's input; that of the first range is not needed.
   std::function<at::Tensor(int chunk, int micro_batch, const at::Tensor& gradient)> backward;
 };
 
@@ -62,7 +62,7 @@ class Pipeline {
   // Collective over the pipeline's ranks. Throws as Communicator::send and receive, and what the
   // passes throw.
   void run(int num_micro_batches, bool trains, const PipelinePasses& passes);
-  // Sends what the device has copied and moves messages on; for whoever computes in between.
+  // Sends what the device has copied and moves messages on; for callers that compute in between.
   void progress();
 
   // Since the construction.

@@ -2,9 +2,9 @@
 // layer; q, k, v, o, gate, up, down; A, B; then maps, window factors and norms by layer), with
 // Adam's moments beside it, on the layers' device; layers read views of it. A rank holds those of
 // its layers; ranks with the same layers update them from the same gradient bytes, so they stay
-// equal without a message. Norms over all parameters are sums over layers, in their order, whoever
-// holds them. On disk they are keyed by name (PEFT's, the student's, Hugging Face's), so that any
-// mesh loads them.
+// equal without a message. Norms over all parameters are sums over layers, in their order,
+// whichever rank holds them. On disk they are keyed by name (PEFT's, the student's, Hugging
+// Face's), so that any mesh loads them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -60,9 +60,8 @@ class TrainedParameters {
   // layers.
   using SumOverStages = std::function<void(std::vector<double>& values)>;
   // One AdamW update from a gradient [size()] fp32, where the values are, which the clip may
-  // scale. Collective
-  // over a pipeline's ranks where there is `sum`. Throws kCorrupt when the gradient is not finite:
-  // the update would destroy the parameters.
+  // scale. Collective over a pipeline's ranks where there is `sum`. Throws kCorrupt when the
+  // gradient is not finite: the update would destroy the parameters.
   StepNorms step(const at::Tensor& gradient,
                  const StepOptions& options,
                  const SumOverStages& sum = {});

@@ -27,9 +27,8 @@ class ValidationRules {
   [[nodiscard]] double learning_rate(std::int64_t num_steps) const;
 
   // Fields of the task's result: best_step with its validation_loss, _cross_entropy, _perplexity
-  // and, with
-  // a teacher, _kl; last_validation_loss; where it is true, stopped_early. Nothing without a
-  // validation.
+  // and, with a teacher, _kl; last_validation_loss; where it is true, stopped_early. Nothing
+  // without a validation.
   [[nodiscard]] nlohmann::json result() const;
   [[nodiscard]] nlohmann::json state() const;
   // Throws nlohmann::json::exception when something is missing.

@@ -20,8 +20,8 @@ using storage::Error;
 using storage::ErrorKind;
 
 constexpr int kHiddenTag = 1, kTokenTag = 2;
-// Whoever waits for a rank that hangs gives up before those that wait for him: so it is the one at
-// fault that is named.
+// A rank that waits for a hanging one gives up before the ranks that wait for itself. So the error
+// names the rank at fault.
 std::chrono::milliseconds later(const Communicator& ranks, int num_hops) {
   constexpr int kHopsOfADeadline = 30;
   return ranks.deadline() + ranks.deadline() * num_hops / kHopsOfADeadline;
@@ -148,7 +148,7 @@ at::Tensor Generator::received(std::int64_t num_rows) const {
 }
 
 // Goes on while this rank computes; one at a time, so that a slow rank does not fill our memory.
-// On the CPU it is sent from where it was computed, which nobody writes to afterwards.
+// On the CPU it is sent from where it was computed, which is not written to afterwards.
 void Generator::hand_on(const at::Tensor& hidden) {
   const auto on_host = std::make_shared<const at::Tensor>(hidden.cpu().contiguous());
   if (outgoing_) outgoing_->wait();

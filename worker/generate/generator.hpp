@@ -47,7 +47,7 @@ struct ScoredText {
 // Where a process stands among those that hold a model together. Rank 0 has the embedding, the last
 // one the final norm, the head and the sampler.
 struct PipelinePlace {
-  Communicator* ranks = nullptr;  // outlives whoever has the place; nullptr: this process is alone
+  Communicator* ranks = nullptr;  // outlives its holder; nullptr: this process is alone
   storage::LayerRange layers = {};
 
   [[nodiscard]] bool is_first() const { return ranks == nullptr || ranks->rank() == 0; }
@@ -97,8 +97,8 @@ class Generator {
                         std::optional<PipelinePlace> place = std::nullopt);
 
   // Every rank calls it with the same prompts and options. Throws as Communicator::receive; kUsage
-  // naming an empty prompt, a token outside the vocabulary, logits that are not
-  // finite, or what is beyond the window of a softmax layer.
+  // naming an empty prompt, a token outside the vocabulary, logits that are not finite, or what is
+  // beyond the window of a softmax layer.
   void run(const std::vector<std::vector<std::int64_t>>& prompts,
            const GenerateOptions& options,
            GenerationObserver& observer);

@@ -47,8 +47,7 @@ std::size_t walk(std::span<const double> weights, double& left) {
 }
 
 // A draw from the likeliest tokens, `weights` falling, and the sum of all weights; -1 where they do
-// not hold
-// the probability, or the last of them has equals that are not here.
+// not hold the probability, or the last of them has equals that are not here.
 std::int64_t of_likeliest(std::span<const double> weights,
                           std::span<const std::int64_t> ids,
                           double total,

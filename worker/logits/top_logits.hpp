@@ -19,8 +19,7 @@ struct TopLogits {
 };
 
 // The K largest of logits [n, V] fp32, K in 1..V. Equal logits: the lower id first. On the CPU a
-// threshold from
-// the maxima of groups of logits leaves few to sort.
+// threshold from the maxima of groups of logits leaves few to sort.
 [[nodiscard]] TopLogits top_logits(const at::Tensor& logits, int top_k);
 
 // [T, K] as the bytes of one chunk: ids, log_rest, then log_probabilities in fp16.

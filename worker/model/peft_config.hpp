@@ -1,5 +1,5 @@
-// adapter_config.json as PEFT reads it: which projections of which layers carry LoRA. What PEFT
-// would compute otherwise than we do is refused by its key, also a key that nobody here knows.
+// adapter_config.json as PEFT reads it: which projections of which layers carry LoRA. A setting
+// that PEFT would compute otherwise than we do is refused by its key, and so is an unknown key.
 #pragma once
 
 #include <filesystem>

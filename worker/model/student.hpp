@@ -45,8 +45,8 @@ struct Student {
 
 // The control as a student, for programs that generate: each layer but `softmax_layers` attends to
 // `attention`'s window and sinks alone, its linear branch off (linear_branch.hpp), without a cache.
-// Maps are the smallest ones that every backend takes, on `device`. Throws kUsage where
-// there is no window.
+// Maps are the smallest ones that every backend takes, on `device`. Throws kUsage where there is no
+// window.
 [[nodiscard]] Student untrained_student(const storage::AttentionSpec& attention,
                                         const std::set<int>& softmax_layers,
                                         const storage::ModelConfig& model,

@@ -1,7 +1,7 @@
 // What a finetune can train besides LoRA: the student's feature maps and window factors, and the
 // model's norms, each under its name in feature_maps.safetensors or in the model directory. On disk
-// they are trained_parameters.safetensors beside the adapter, fp32, where there are any; whoever
-// loads the adapter puts them in place of the student's and the teacher's own.
+// they are trained_parameters.safetensors beside the adapter, fp32, where there are any; the loader
+// of the adapter puts them in place of the student's and the teacher's own.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -37,9 +37,8 @@ struct TrainedPart {
 using TrainedTensors = std::map<std::string, at::Tensor>;  // by name, fp32
 
 // The tensors of an adapter's directory; empty: it has no such file. What belongs to a layer that
-// `has`, if it
-// is given, does not name is left out. Throws kCorrupt naming a norm that `config` lacks or that
-// has another shape; maps are checked by put_in_place(Student&).
+// `has`, if it is given, does not name is left out. Throws kCorrupt naming a norm that `config`
+// lacks or that has another shape; maps are checked by put_in_place(Student&).
 [[nodiscard]] TrainedTensors load_trained(const std::filesystem::path& directory,
                                           const storage::ModelConfig& config,
                                           const std::function<bool(int layer_idx)>& has = {});

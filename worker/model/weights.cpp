@@ -63,7 +63,7 @@ class Expected {
     return all;
   }
 
-  // Checks the hash of all tensors, those that nobody asked for too.
+  // Checks the hash of all tensors, also of those that were not asked for.
   void check_hash() {
     if (!hooks_.check_hash) return;
     storage::LayerHasher hasher;

@@ -210,7 +210,7 @@ std::optional<kernels::HybridParameters> maps_on_device(const ProbeOptions& opti
   return maps;
 }
 
-// The last layer that anybody wants to see. Throws kUsage.
+// The last layer that the options ask for. Throws kUsage.
 int last_layer(const ProbeOptions& options, int num_layers) {
   if (options.layers.empty()) return num_layers - 1;
   int last = 0;

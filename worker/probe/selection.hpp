@@ -16,8 +16,8 @@ namespace hedgerow::worker {
                                               std::int64_t count);
 
 // Publishes the selected sequences, in their order, with the tokenizer and the sources of `tokens`.
-// All of them are for training: the order is not that of the file's two parts, and whoever wants
-// the last ones held out says so by another file. Throws kUsage where the path cannot be written.
+// All of them are for training: the order is not that of the file's two parts, and a user who wants
+// some held out gives another file. Throws kUsage where the path cannot be written.
 void write_selection(const std::filesystem::path& path,
                      const storage::TokenSequences& tokens,
                      const nlohmann::json& selected);

@@ -23,7 +23,7 @@ class AttemptFiles {
   void append_metrics(const std::string& lines);
 
   // Whether the newest checkpoint of this attempt is of this step: a stop right after a periodic
-  // one need not write it again, and somebody may be reading it.
+  // one need not write it again, and the coordinator may be reading it.
   [[nodiscard]] bool has_checkpoint(std::int64_t step) const {
     return !checkpoints_.empty() && checkpoints_.back().step == step;
   }

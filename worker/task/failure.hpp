@@ -29,8 +29,7 @@ struct Work {
 [[nodiscard]] Work work_of(const wire::Task& task);
 
 // The failure of the exception being handled: call it inside a catch block. Any thread; where
-// CUDA's memory
-// ran out, one whose current device it was.
+// CUDA's memory ran out, one whose current device it was.
 [[nodiscard]] Failure current_failure(const Work& work = {});
 
 // A place where memory ran out.
@@ -41,7 +40,7 @@ struct Room {
   std::uint64_t free_bytes = 0;
 };
 // "transfer of block 3 (layers 15-19) ran out of memory: it asked for 2.00 GiB more, ...". `asked`
-// is empty where nobody said.
+// is empty where it is not known.
 [[nodiscard]] std::string out_of_memory_text(const Work& work,
                                              const std::string& asked,
                                              const Room& room);

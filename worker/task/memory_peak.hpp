@@ -1,5 +1,5 @@
 // How much memory a task took at most: what a plan's estimate is compared with, and what tells a
-// user how much larger the next run's blocks may be. Measured by whoever runs a task, so that no
+// user how much larger the next run's blocks may be. Measured by the caller of a task, so that no
 // task need know of it.
 #pragma once
 

@@ -42,8 +42,8 @@ class RunContext {
   // The plan for finetune's text, where its objective needs the teacher's logits.
   storage::LogitsPlan logits_plan();
   const at::Tensor& embedding();
-  // For whoever loads weights of the run's model: they are those that the run began with, or it
-  // throws kUsage. Valid while this object is.
+  // For loads of the run's model: they throw kUsage unless its weights are those that the run began
+  // with. Valid while this object is.
   [[nodiscard]] LoadHooks load_hooks(std::function<void()> check_cancelled) const;
   const RopeTable& rope(std::int64_t seq_len);
 

@@ -2,9 +2,9 @@
 // record in memory. A task never blocks on its caller for long and never touches a socket. All
 // calls come from the task's own thread.
 //
-// A forward may take longer than whoever stops us waits (30 s before a preempted node goes), so a
-// task looks between sequences and layers too, by stop_if_told(): what it throws unwinds the
-// forward, and the state after the last whole step is what counts.
+// A forward may take longer than a stop may take (30 s before a preempted node goes), so a task
+// looks between sequences and layers too, by stop_if_told(): what it throws unwinds the forward,
+// and the state after the last whole step is what counts.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,7 @@ class TaskContext {
   // The newest published step that a restart would resume from; checkpoints before it may be
   // removed. -1: none yet.
   [[nodiscard]] virtual std::int64_t committed_step() const {
-    return std::numeric_limits<std::int64_t>::max();  // whoever commits at once need not count
+    return std::numeric_limits<std::int64_t>::max();  // each is committed at once
   }
 };
 

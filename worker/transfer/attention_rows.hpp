@@ -23,8 +23,7 @@ namespace hedgerow::worker {
                                       const std::vector<std::int64_t>& rows);
 
 // Weights of the hybrid, divided by its denominator: p_ij / Z_i, sinks included, and l_ij / Z_i,
-// each
-// [H, R, T] fp32 and 0 where the other is not. Their sum is the student's attention.
+// each [H, R, T] fp32 and 0 where the other is not. Their sum is the student's attention.
 struct StudentRows {
   at::Tensor window, linear;
 };

@@ -68,7 +68,7 @@ nlohmann::json result_of(const wire::Task& task,
 // Throws Stopped.
 TaskResult capture(RunContext& run, TaskContext& context, const wire::Task& task) {
   const Stopwatch clock;
-  // Whoever held it before had its last shard committed and died before it could say that it is
+  // An earlier worker had its last shard committed and died before it could report the task as
   // done.
   if (task.num_shards == 0) return {.finished = true, .result = result_of(task, 0, 0.0, 0.0)};
   wire::Progress progress;

@@ -26,8 +26,8 @@ using storage::ErrorKind;
 constexpr double kRounding = 1e-6;
 
 // fp64 noise of the start, of a map's shape [H, D, f]: each head's numbers come from a stream of
-// their own, keyed by (seed, layer, draw, head). One draw serves both maps. A map that is
-// never drawn again has draw 0 alone.
+// their own, keyed by (seed, layer, draw, head). One draw serves both maps. A map that is never
+// drawn again has draw 0 alone.
 at::Tensor map_noise(storage::FeatureMapStart start,
                      at::IntArrayRef sizes,
                      std::uint64_t seed,

@@ -69,10 +69,10 @@ class LayerTrainer {
                const at::Device& device,
                const std::string& student = {});
 
-  // One forward's share of a step: `share` x (mse_factor MSE + xent_factor
-  // cross-entropy), backward at once. q, k and v without autograd -> the teacher's
-  // output [B, H, T, D], which is `y_true` if another trainer of the layer has given it. Throws
-  // kCorrupt if it is not finite, kInternal if the loss is not.
+  // One forward's share of a step: `share` x (mse_factor MSE + xent_factor cross-entropy), backward
+  // at once. q, k and v without autograd -> the teacher's output [B, H, T, D], which is `y_true` if
+  // another trainer of the layer has given it. Throws kCorrupt if it is not finite, kInternal if
+  // the loss is not.
   at::Tensor accumulate(const Qkv& qkv, double share, const at::Tensor& y_true = {});
   // Clip and update, then draw the maps again where the recipe's redraw_every says so; throws
   // kInternal naming the layer if the gradient is not finite.

@@ -100,8 +100,7 @@ class Transfer {
   }
 
   // Maps of the layers at 0, 1/4, 1/2 and 3/4 of the model's depth, and of the last, of those that
-  // this
-  // block trains.
+  // this block trains.
   void write_attention_maps() {
     const int num_layers = run_.config().num_hidden_layers;
     std::map<int, const LayerTrainer*> shown;
@@ -233,7 +232,7 @@ class Transfer {
     storage::fault_point("worker.transfer.step", task_.block);
   }
 
-  // One that is stopped is done again by whoever goes on.
+  // A validation that is stopped is done again by the next attempt.
   void validate() {
     const storage::FaultScope scope("worker.transfer.validating");
     progress_.phase = "validating";

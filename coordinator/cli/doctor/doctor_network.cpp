@@ -46,8 +46,8 @@ Outcome look_at_bind(const std::string& bind) {
   return {works ? Level::kOk : Level::kFail, bind + ": " + reason};
 }
 
-// What other nodes would be told: a name that leads back to themselves is a common trap. Nobody is
-// told anything while the coordinator binds loopback alone.
+// The name that other nodes would be told: one that leads back to themselves is a common trap.
+// While the coordinator binds loopback alone, they are told none.
 Outcome look_at_name(const NetworkFacts& facts) {
   const std::vector<std::string> addresses = facts.addresses_of(facts.host);
   const auto outer = std::ranges::find_if_not(addresses, is_loopback);

@@ -61,7 +61,8 @@ class Meeting {
   Meeting(const Meeting&) = delete;
   Meeting& operator=(const Meeting&) = delete;
 
-  // Until all have seen all: whoever has seen all others says so in its file and waits for theirs.
+  // Until all have seen all: a process that has seen all others says so in its file and waits until
+  // their files say so too.
   void hold() {
     auto deadline = Clock::now() + options_.timeout;
     for (bool have_met = false; Clock::now() < deadline;) {

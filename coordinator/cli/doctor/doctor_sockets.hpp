@@ -9,7 +9,7 @@ namespace hedgerow::coordinator::cli {
 // All of a name's, as text; none if it has none.
 [[nodiscard]] std::vector<std::string> numeric_addresses(const std::string& host);
 
-// Listens while it lives; whoever connects is let in by the system and never spoken to.
+// Listens while it lives. The system accepts connections; nothing is ever sent to them.
 class ListeningSocket {
  public:
   // A numeric address; port 0: any. Throws kUnavailable.
@@ -24,7 +24,7 @@ class ListeningSocket {
   int port_ = 0;
 };
 
-// Whether somebody listens at that numeric address and lets us in within five seconds.
+// Whether a connection to that numeric address is accepted within five seconds.
 [[nodiscard]] bool can_connect(const std::string& address, int port);
 
 }  // namespace hedgerow::coordinator::cli

@@ -48,8 +48,9 @@ constexpr const char* kFeatureMaps = "feature_maps.safetensors";
 constexpr const char* kTrainedParameters = "trained_parameters.safetensors";
 
 // AutoTokenizer asks no question only about a model_type of transformers' own, so config.json keeps
-// the teacher's. Whoever then takes the body's own class would compute softmax attention with these
-// weights without a word; of an activation that does not exist it stumbles, and says this.
+// the teacher's. A program that then takes the body's own class would silently compute softmax
+// attention with these weights. An activation that does not exist makes that class fail, and its
+// error shows this name.
 constexpr const char* kForeignActivation = "hedgerow, which needs trust_remote_code=True";
 
 json read_json(const fs::path& path) {

@@ -26,9 +26,8 @@ namespace hedgerow::coordinator::cli {
 
 // Runs a program whose stdout is JSON lines: {"event":"progress","phase","progress":0..1,"note"}
 // moves a bar, which begins anew with every phase; {"event":"warning","text"} is one; every other
-// object goes to on_object. The bar is
-// called `label`, or by its phase. Throws child_error(name) if it fails; returns false when it was
-// interrupted.
+// object goes to on_object. The bar is called `label`, or by its phase. Throws child_error(name) if
+// it fails; returns false when it was interrupted.
 bool run_helper(Terminal& terminal,
                 const std::string& label,
                 const std::string& name,

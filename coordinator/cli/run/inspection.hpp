@@ -16,7 +16,7 @@ namespace hedgerow::coordinator::cli {
 
 // What `check --repair` does about a damage.
 enum class Repair {
-  kNone,      // nothing: it cannot be read now, or nobody has its bytes
+  kNone,      // nothing: it cannot be read now, or its bytes are lost
   kMarkLost,  // the journal names the file and its bytes are not there: a run makes it again
   kPutBack,   // of run.toml, whose text the journal has
   kSettle,    // of the journal: the next term goes on without those records
@@ -55,7 +55,7 @@ struct Surplus {
   std::optional<Event> record{};  // what the journal says first
 };
 
-// Boundaries that nothing reads any more, attempts that nobody holds, shards that no record names.
+// Boundaries that nothing reads any more, attempts without a lease, shards that no record names.
 [[nodiscard]] std::vector<Surplus> find_surplus(const storage::RunLayout& layout,
                                                 const State& state);
 

@@ -116,7 +116,7 @@ std::vector<std::string> check_sources(const Recipe& recipe,
     const Recipe::Sources sources = recipe.sources(of);
     for (const storage::DataSource& source : sources.list) {
       const std::string file = sources.field + ": " + source.path;
-      std::error_code unreadable;  // whoever reads it says why
+      std::error_code unreadable;  // the reader of the file says why
       const fs::file_status status = fs::status(source.path, unreadable);
       if (may_be_missing && status.type() == fs::file_type::not_found) {
         const std::string line = source.path + ": not here, so its length is not known";

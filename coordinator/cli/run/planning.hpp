@@ -57,7 +57,7 @@ void resolve(storage::Recipe& recipe, const PlanFor& planned);
                                    const PlanFor& planned,
                                    std::uint64_t seed);
 
-// The text of the transfer while nobody has tokenized it: what a plan rests on without having seen.
+// The transfer's text before it is tokenized: a plan then rests on its size.
 struct UnreadText {
   std::uint64_t bytes = 0;
   std::int64_t rough_sequences = 0;  // at four bytes a token

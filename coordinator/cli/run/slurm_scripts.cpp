@@ -63,8 +63,7 @@ class Directives {
 void ask_for_devices(const SlurmShape& shape, Directives& ask) {
   ask.option("gres", shape.gres);
   // GPUs of the node and not of a task: mpirun's own daemons are steps of one task a node, and
-  // would see
-  // a single GPU.
+  // would see a single GPU.
   ask.number("gpus-per-node", shape.gpus_per_task * std::max(1, shape.tasks_per_node));
 }
 

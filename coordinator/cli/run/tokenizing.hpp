@@ -29,7 +29,7 @@ struct TokenizeRequest {
 [[nodiscard]] std::vector<storage::TokensOf> missing_tokens(const storage::RunLayout& layout,
                                                             const storage::Recipe& recipe);
 
-// Of a run that has no recipe yet: whose they are nobody knows.
+// Removes all tokens files of a run, because they may be of other texts than its recipe's.
 void remove_tokens(const storage::RunLayout& layout);
 
 // Makes the tokens files of a run that are missing; stages that ask for the same get one file, the

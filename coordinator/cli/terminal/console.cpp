@@ -81,8 +81,8 @@ class SystemConsole final : public Console {
     while (!bytes.empty()) {
       const ssize_t written = ::write(descriptor, bytes.data(), bytes.size());
       if (written < 0 && errno == EINTR) continue;
-      // Nobody reads it any more: SIGPIPE has ended the process, unless the command wants to go on
-      // without being heard (ClosedPipeScope).
+      // The reader has closed it: SIGPIPE has ended the process, unless the command goes on without
+      // a reader (ClosedPipeScope).
       if (written < 0) return;
       bytes.remove_prefix(static_cast<std::size_t>(written));
     }

@@ -20,8 +20,8 @@ class Console {
   [[nodiscard]] virtual bool out_is_tty() const = 0;
   [[nodiscard]] virtual bool err_is_tty() const = 0;
   [[nodiscard]] virtual bool in_is_tty() const = 0;
-  [[nodiscard]] virtual int width() const = 0;   // columns; 80 when nobody knows
-  [[nodiscard]] virtual int height() const = 0;  // lines; 24 when nobody knows
+  [[nodiscard]] virtual int width() const = 0;   // columns; 80 when unknown
+  [[nodiscard]] virtual int height() const = 0;  // lines; 24 when unknown
   // One line of stdin without its end; nullopt at end of file.
   [[nodiscard]] virtual std::optional<std::string> read_line() = 0;
   // Waits for one key press on a tty (no Enter needed), at most `timeout`; simply waits when stdin

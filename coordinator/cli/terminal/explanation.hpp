@@ -24,8 +24,8 @@ namespace hedgerow::coordinator::cli {
 // beside what it was planned to take; empty for a run without a plan.
 [[nodiscard]] std::vector<std::string> plan_lines(const RunStatus& status, int width);
 
-// Whether an event tells of something that went wrong, was given back or came back, and so belongs
-// to the story of a run that nobody asked to hear whole.
+// Whether an event tells of something that went wrong, was given back or came back. `explain` shows
+// these events of a run, and the others with --all.
 [[nodiscard]] bool is_trouble(const ExplainedEvent& event);
 
 }  // namespace hedgerow::coordinator::cli

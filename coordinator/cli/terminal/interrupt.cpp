@@ -13,8 +13,8 @@ std::atomic<int> interrupts = 0;
 std::atomic<int> reloads = 0;
 static_assert(std::atomic<int>::is_always_lock_free, "a signal handler touches it");
 
-// The second signal is obeyed by whoever runs; should that hang (a dead network file system), the
-// alarm ends it.
+// The running command obeys the second signal. Should it hang (a dead network file system), the
+// alarm ends the process.
 constexpr unsigned kLastResortSeconds = 5;
 
 // A batch system says SIGTERM to every process of a job and once more through its shell: that is

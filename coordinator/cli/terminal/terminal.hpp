@@ -15,8 +15,7 @@
 namespace hedgerow::coordinator::cli {
 
 // The schema of every JSON document that hedgerow prints; grows when a field changes its meaning or
-// goes, not
-// when one joins.
+// goes, not when one joins.
 inline constexpr int kJsonSchema = 1;
 
 struct TerminalOptions {

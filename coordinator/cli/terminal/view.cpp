@@ -56,7 +56,7 @@ FinetuneText finetune_text(const RunStatus& status) {
   return {"step " + steps, has_loss ? "loss " + number_text(task->progress->loss) : ""};
 }
 
-// Who works on it, or why nobody does.
+// The worker of the task, or why it has none.
 std::string note_of(const TaskStatus& task) {
   if (task.state != "running") return task.reason;
   std::string note = task.worker;
@@ -183,7 +183,7 @@ void add_blocks(const RunStatus& status,
   if (quarantined > 0) fields.push_back({", ", count(quarantined, "quarantined"), 8});
   if (worst.layers.empty()) return;
   std::string text = "worst MSE ";
-  // A block that was trained and whose error nobody knows could be the worst.
+  // A trained block whose error is unknown could be the worst.
   if (measured < begun)
     text += "(" + std::to_string(measured) + " of " + std::to_string(blocks.size()) + " blocks) ";
   text += "layer " + std::to_string(worst.worst_layer()) + " " + number_text(worst.worst());

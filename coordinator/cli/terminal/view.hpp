@@ -22,8 +22,7 @@ struct BlockMse {
   [[nodiscard]] int worst_layer() const;  // -1 when none
 };
 // The MSE of a transfer that is done as its result has it, else as the history: what an attempt
-// measured is
-// known as long as its checkpoint is, or it runs.
+// measured is known as long as its checkpoint is, or it runs.
 [[nodiscard]] BlockMse mse_of(const TaskStatus& transfer, const storage::History* history);
 
 // "adapter of step 40 of 60, the best by validation", of the task finetune; empty: it is not done,

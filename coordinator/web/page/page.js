@@ -1,6 +1,6 @@
 // Holds the run that the page shows, fetches it, follows its events and draws. A report carries its
-// run in itself (#snapshot) and asks nobody. Redraws come at most once in 500 ms, and none while
-// nobody sees the page.
+// run in itself (#snapshot) and asks no server. Redraws come at most once in 500 ms, and none while
+// the page is hidden.
 'use strict';
 
 const REDRAW_MS = 500;
@@ -148,7 +148,7 @@ const SECTIONS = [drawHeader, drawWarnings, drawStages, drawPlan, drawHeat, draw
 function draw() {
   run.numLayers = run.status.num_layers || 0;
   run.layers = layersOf(run);
-  if (run.layer < 0 || run.layer >= run.numLayers) {  // nobody has chosen: the worst that is known
+  if (run.layer < 0 || run.layer >= run.numLayers) {  // none is chosen: the worst that is known
     const errors = run.layers.map((row) => row.relative_mse ?? -1);
     run.layer = errors.indexOf(Math.max(...errors));
   }

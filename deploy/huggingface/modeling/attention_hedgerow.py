@@ -39,7 +39,7 @@ class HedgerowAttention(nn.Module, HybridInTorch):
         for name in OPTIONS:  # those of the map are its own
             setattr(self, name, config.attention[name])
         self.key_heads = config.num_key_maps
-        # Slots of the ring of raw keys; without a window one, which nobody reads, as decode_step has it.
+        # Slots of the ring of raw keys; without a window one, which is never read, as decode_step has it.
         self.capacity = max({"none": 0, "sliding": 1, "terraced": 2}[self.window] * self.window_size, 1)
         self.by_operators = not self.softmax and have_operators()
         if not self.softmax:

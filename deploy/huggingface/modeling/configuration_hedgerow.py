@@ -43,8 +43,8 @@ def check_options(attention: dict[str, Any]) -> None:
             most = 0 if not has_window else min(most, attention["window_size"]) if row.within_window else most
         is_number = type(value) is int or type(value) is float and type(row.default) is float
         if not is_number or not row.least <= value <= most or row.above_least and value == row.least:
-            window = f"; a window of {attention['window_size'] if has_window else 0} tokens" if row.of_window else ""
-            raise ValueError(f"config.json: hedgerow.attention.{name} is {value!r}{window}: expected "
+            window = f"a window of {attention['window_size'] if has_window else 0} tokens takes" if row.of_window else "expected"
+            raise ValueError(f"config.json: hedgerow.attention.{name} is {value!r}; {window} "
                              f"{'more than ' if row.above_least else ''}{row.least} to {most}. Export the model again")
 
 

@@ -38,7 +38,7 @@ class FeatureMapProjection(nn.Module):
 def taylor_features(x: torch.Tensor) -> torch.Tensor:
     """1, x and x_i x_j (i <= j; squares by 1 / sqrt(2)): phi(q).phi(k) = 1 + q.k + (q.k)^2 / 2. [.., d] -> [.., F]."""
     i, j = torch.triu_indices(x.shape[-1], x.shape[-1], device=x.device)
-    products = x[..., i] * x[..., j] * torch.where(i == j, 0.5**0.5, 1.0).to(x.dtype)
+    products = x[..., i] * x[..., j] * torch.where(i == j, x.new_tensor(0.5**0.5), x.new_tensor(1.0))
     return torch.cat((torch.ones_like(x[..., :1]), x, products), dim=-1)
 
 

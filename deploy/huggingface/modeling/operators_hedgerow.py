@@ -1,6 +1,6 @@
 """The hybrid by hedgerow's own kernels, where libhedgerow_ops.so has registered them as torch.ops.hedgerow.
 
-HEDGEROW_OPS=/path/to/libhedgerow_ops.so loads it when a model is made; HEDGEROW_OPS=off forbids the operators even if somebody
+HEDGEROW_OPS=/path/to/libhedgerow_ops.so loads it when a model is made; HEDGEROW_OPS=off forbids the operators even if a program
 has loaded them; unset, they are used if they are there. Everything else goes by hybrid_hedgerow.py, which gives the same
 logits up to rounding. Letters as there.
 """

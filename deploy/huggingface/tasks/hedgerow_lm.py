@@ -1,6 +1,6 @@
 """lm-eval's model class over hedgerow-worker: the model `hedgerow`.
 
-    python deploy/evaluate/hedgerow_lm.py run --model hedgerow --model_args run=DIR,subject=lora --tasks TASKS
+    python deploy/huggingface/tasks/hedgerow_lm.py run --model hedgerow --model_args run=DIR,subject=lora --tasks TASKS
 
 is lm-eval's own command line with this model registered. A `hedgerow-worker answer` holds the model; texts go to it as token
 ids. Tokens, prefix and chat template are the teacher's own, by transformers' tokenizer.

@@ -10,8 +10,8 @@
 // is read once for those of a threadblock, and written by none of them. A row is computed alike
 // whatever the batch and `heads` are.
 //
-// With a recall cache (kRecalls, a kernel of its own, so that nobody else pays for it) its keys
-// before the window stand between sinks and window, and a token that it holds does not join.
+// With a recall cache (kRecalls, a kernel of its own, so that other steps do not pay for it) its
+// keys before the window stand between sinks and window, and a token that it holds does not join.
 //
 // The ring is not written here: the new key's slot may be the leaving one's, which other
 // threadblocks of the row still read. decode_ring.cuh writes it afterwards, and advances.

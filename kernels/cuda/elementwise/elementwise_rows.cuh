@@ -1,7 +1,7 @@
 // What a decoder layer does between its matrix products (worker/model/layer), and its gradients:
-// every value in fp32, rounded once. Each kernel
-// reads and writes its tensors once, 16 bytes a thread and access: bound by memory. A row's bytes
-// depend on that row alone: sums over a row are those of a threadblock, in a fixed order.
+// every value in fp32, rounded once. Each kernel reads and writes its tensors once, 16 bytes a
+// thread and access: bound by memory. A row's bytes depend on that row alone: sums over a row are
+// those of a threadblock, in a fixed order.
 #pragma once
 
 #include "kernels/cuda/elementwise/elementwise_arguments.hpp"

@@ -407,7 +407,7 @@ class BackwardKeys {
     }
   }
 
-  // One of dk and dv, through the tile of keys, which nobody needs any more.
+  // One of dk and dv, through the tile of keys, which is no longer needed.
   HEDGEROW_TILE void store_inputs(Sums<kHalfDim>& sums, const float* of_sinks, Bf16* out) {
     if (out == nullptr) {
       return;

@@ -227,7 +227,7 @@ class StatesWalk {
   }
 
   HEDGEROW_TILE void store_state(int tile) {
-    // The state before the first tile is zero, and nobody reads it.
+    // The state before the first tile is zero and never read.
     if (tile == 0 && a_.prefix) {
       return;
     }

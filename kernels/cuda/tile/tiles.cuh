@@ -287,8 +287,8 @@ HEDGEROW_TILE void copy_rows_back(
   }
 }
 
-// 16 rows of sums as bf16 rows of global memory, through the warp's rows of a tile that nobody else
-// reads any more.
+// 16 rows of sums as bf16 rows of global memory, through the warp's rows of a tile that no other
+// warp reads any more.
 template <int kColumns>
 HEDGEROW_TILE void store_rounded(Tile<kColumns> staged,
                                  int row,

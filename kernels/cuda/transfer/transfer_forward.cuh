@@ -94,7 +94,7 @@ class TransferTile : HybridTile<S, TransferShared<S, kCompact>> {
 
   // Loss, dn, beta and t of the warp's rows. y_ holds the linear branch's sums.
   HEDGEROW_TILE void compare() {
-    // Nobody reads Q any more. The rows come back as the teacher rounded them.
+    // Q is no longer needed. The rows come back as the teacher rounded them.
     copy_rows_back(queries(), first_row(), teacher_rows(), a_.y_true.token, valid_rows());
     sync_warp();
     RowPair inverse, squared{{0.0F, 0.0F}}, dots{{0.0F, 0.0F}}, totals{{0.0F, 0.0F}};

@@ -1,5 +1,5 @@
-// 004 figure 2, and of figures 4 and 6 a part: what may stand in for softmax's denominator. Its code
-// clamps the exponent at 5 wherever no denominator takes the row's maximum away; so do these.
+// 004 figure 2 and parts of 4 and 6: what may stand in for softmax's denominator. Its code clamps
+// the exponent at 5 wherever no denominator takes the row's maximum away; so do these.
 #include <cmath>
 
 #include "worker/laboratory/studies/language_runs.hpp"
@@ -12,8 +12,8 @@ constexpr double kClamp = 5;
 constexpr double kNormClose = 0.02;                 // of softmax's loss, a share
 constexpr double kGateClose = 0.10, kWorse = 0.05;  // above it, in nats
 
-ScoreSpec open_score(const char* name, Denominator denominator, OutputNorm norm) {
-  ScoreSpec spec;
+AttentionSpec open_score(const char* name, Denominator denominator, OutputNorm norm) {
+  AttentionSpec spec;
   spec.name = name;
   spec.denominator = denominator;
   spec.norm = norm;
@@ -22,17 +22,17 @@ ScoreSpec open_score(const char* name, Denominator denominator, OutputNorm norm)
 }
 
 std::vector<LanguageRun> denominator_runs() {
-  std::vector<LanguageRun> all{{ScoreSpec{}}};
+  std::vector<LanguageRun> all{{AttentionSpec{}}};
   all.push_back({open_score("l2", Denominator::kNone, OutputNorm::kL2)});
   all.push_back({open_score("rms", Denominator::kNone, OutputNorm::kRms)});
   all.push_back({open_score("layer", Denominator::kNone, OutputNorm::kLayer)});
   all.push_back({open_score("l2_length", Denominator::kLength, OutputNorm::kL2)});
   all.push_back({open_score("detached", Denominator::kDetachedSum, OutputNorm::kNone)});
   all.push_back({open_score("length", Denominator::kLength, OutputNorm::kNone)});
-  ScoreSpec out = open_score("length_out_gate", Denominator::kLength, OutputNorm::kNone);
+  AttentionSpec out = open_score("length_out_gate", Denominator::kLength, OutputNorm::kNone);
   out.output_gate = true;
   all.push_back({out});
-  ScoreSpec relu = open_score("relu_l2", Denominator::kNone, OutputNorm::kL2);
+  AttentionSpec relu = open_score("relu_l2", Denominator::kNone, OutputNorm::kL2);
   relu.score = Score::kProduct;
   relu.map = Map::kRelu;
   relu.clamp = 0;

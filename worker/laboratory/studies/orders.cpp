@@ -1,5 +1,5 @@
-// 004 figure 5: the series of e^s cut after an order, and the same of other maps. Odd orders
-// have no sum to divide by, so the walk has the even ones.
+// 004 figure 5: the series of e^s cut after an order, and the same of other maps. Odd orders may
+// have sums of 0 and below, so the walk has even ones alone.
 #include <cmath>
 
 #include "worker/laboratory/studies/language_runs.hpp"
@@ -12,8 +12,8 @@ constexpr double kOrderClose = 0.01;  // of softmax's loss, a share
 constexpr double kApart = 0.02;       // above it, in nats
 constexpr double kTells = 0.10;       // order 0 above it: the model can tell attentions apart
 
-ScoreSpec series(const char* name, Map map, int order) {
-  ScoreSpec spec;
+AttentionSpec series(const char* name, Map map, int order) {
+  AttentionSpec spec;
   spec.name = name;
   spec.score = Score::kSeries;
   spec.map = map;
@@ -22,7 +22,7 @@ ScoreSpec series(const char* name, Map map, int order) {
 }
 
 std::vector<LanguageRun> order_runs() {
-  return {{ScoreSpec{}},
+  return {{AttentionSpec{}},
           {series("order_0", Map::kIdentity, 0)},
           {series("order_2", Map::kIdentity, 2)},
           {series("order_4", Map::kIdentity, 4)},

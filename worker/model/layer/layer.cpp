@@ -75,7 +75,7 @@ at::Tensor adapted_product(FrozenProduct LayerWeights::*product,
 }
 
 // Writes the gradients of the modules' matrices from that of their product's output; returns LoRA's
-// part of the gradient of its input [B T, in] fp32, undefined where nobody needs it.
+// part of the gradient of its input [B T, in] fp32, undefined where it is not needed.
 at::Tensor lora_gradient(const at::Tensor& output_gradient,
                          const LoraInput& input,
                          const std::vector<LoraUpdate>& updates,

@@ -100,8 +100,8 @@ struct OutputGradients {
                                                     const LayerLora& lora,
                                                     const LayerTape& tape,
                                                     const LayerLora& gradient);
-// The gradient of hidden_states, `past_attention` added; undefined where nobody needs it: neither
-// the caller nor the norm.
+// The gradient of hidden_states, `past_attention` added; undefined where neither the caller nor the
+// norm needs it.
 at::Tensor layer_qkv_backward(const Qkv& gradient_of_heads,
                               const at::Tensor& past_attention,
                               const at::Tensor& hidden_states,

@@ -47,8 +47,8 @@ at::Tensor add_round(const at::Tensor& residual, const at::Tensor& update, at::S
 void add_scaled(const at::Tensor& y, std::int64_t first, const at::Tensor& update, double scale);
 
 // residual_gradient + the gradient of rms_norm(x, weight, eps) in x, given that of its output. x
-// [..., M]; output_gradient in x's dtype; `low_rank` [rows, M] fp32 or undefined is added
-// to it first.
+// [..., M]; output_gradient in x's dtype; `low_rank` [rows, M] fp32 or undefined is added to it
+// first.
 at::Tensor rms_norm_backward(const at::Tensor& residual_gradient,
                              const at::Tensor& output_gradient,
                              const at::Tensor& low_rank,

@@ -137,7 +137,7 @@ void remove_tokens_of_others(const RunLayout& layout, const std::string& recipe)
     remove_tokens(layout);
 }
 
-// Says who is at work on the run from here on; throws if somebody else is.
+// Marks the run as this process's from here on; throws if another process works on it.
 using Claim = std::function<void()>;
 
 Recipe begin_run(const RunCommandOptions& options,
@@ -374,7 +374,7 @@ ExitCode interrupted(const RunCommandOptions& options, Terminal& terminal) {
 ExitCode run_run(const RunCommandOptions& options, Terminal& terminal) {
   const RunLayout layout(options.run);
   const InterruptScope interrupts;
-  // A run takes days, and what it says is for whoever looks on: it outlives its reader.
+  // A run takes days: it goes on when the reader of its output is gone.
   const ClosedPipeScope closed_pipe;
   const bool is_new = !fs::exists(layout.recipe()) && !fs::exists(layout.journal_directory());
   const auto say = [&terminal](const std::string& text) { terminal.say(text); };

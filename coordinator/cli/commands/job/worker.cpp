@@ -35,9 +35,9 @@ ExitCode say_over(const WorkerOptions& options, Terminal& terminal) {
   return ExitCode::kOk;
 }
 
-// Until a coordinator has room for workers: then nothing, and its endpoint. With a code to end with
-// when the run is over or somebody stops the wait. Within an InterruptScope. Throws kUnavailable
-// when the time is over.
+// Until a coordinator has room for workers: then nothing, and its endpoint. A code to end with when
+// the run is over or a signal ends the wait. Within an InterruptScope. Throws kUnavailable when the
+// time is over.
 std::optional<ExitCode> wait_for_opening(const WorkerOptions& options,
                                          const storage::RunLayout& layout,
                                          std::string& endpoint,

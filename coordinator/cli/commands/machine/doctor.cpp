@@ -111,7 +111,7 @@ NetworkFacts network_for(const std::optional<storage::Recipe>& recipe, const fs:
   return network;
 }
 
-// Where other nodes would reach this one; empty if nobody could.
+// The address at which other nodes would reach this one; empty if there is none.
 std::string outer_address(const NetworkFacts& network) {
   for (const std::string& address : network.addresses_of(network.host)) {
     if (!address.starts_with("127.") && address != "::1") return address;
