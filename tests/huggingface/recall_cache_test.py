@@ -385,8 +385,7 @@ class Configuration(unittest.TestCase):
                                   ("True; a window of 8 tokens", {"recall_cache": True}),
                                   ("1; a window of 0 tokens takes 0 to 0", {"recall_cache": 1, "window": "none",
                                                                             "num_sinks": 0}),
-                                  ("2; taylor of the odd order 3 takes 0", {"recall_cache": 2, "feature_map": "taylor",
-                                                                           "order": 3})):
+                                  ("2; features of identity have signs", {"recall_cache": 2, "feature_map": "identity"})):
                 with self.assertRaisesRegex(ValueError, f"hedgerow.attention.recall_cache is {message}"):
                     make_model(directory, {**SPEC, **spec})
 

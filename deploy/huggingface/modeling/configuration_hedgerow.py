@@ -46,6 +46,9 @@ def check_options(attention: dict[str, Any]) -> None:
             window = f"a window of {attention['window_size'] if has_window else 0} tokens takes" if row.of_window else "expected"
             raise ValueError(f"config.json: hedgerow.attention.{name} is {value!r}; {window} "
                              f"{'more than ' if row.above_least else ''}{row.least} to {most}. Export the model again")
+    if attention["recall_cache"] and not FEATURE_MAPS[attention["feature_map"]].positive:
+        raise ValueError(f"config.json: hedgerow.attention.recall_cache is {attention['recall_cache']}; features of "
+                         f"{attention['feature_map']} have signs, so it must be 0. Export the model again")
 
 
 class HedgerowConfig(PreTrainedConfig):
