@@ -31,10 +31,10 @@ struct HybridParameters {
                                         std::int64_t window_size,
                                         std::int64_t query);
 
-// The factor on a query's gate, max(1, n / linear_cap), n the keys before its window but for sinks
-// (those of a recall cache count). The linear branch's weight grows with n, and a student that
-// learned from short sequences loses the window in long ones; relative to the window this is
-// phi_q min(1, linear_cap / n). 1 without a cap.
+// The factor on a query's gate, max(1, n / C), C the cap of the linear branch, n the keys before
+// its window but for sinks (those of a recall cache count). The linear branch's weight grows with
+// n, and a student that learned from short sequences loses the window in long ones; relative to the
+// window this is phi_q min(1, C / n). 1 without a cap.
 [[nodiscard]] float window_gain(const HybridOptions& options, std::int64_t query);
 
 }  // namespace hedgerow::kernels
