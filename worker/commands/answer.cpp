@@ -1,8 +1,6 @@
 // hedgerow-worker answer: a model in memory that scores and continues token ids, a JSON line a
 // question, until its input ends. lm-eval's model class talks to it
 // (deploy/huggingface/tasks/hedgerow_lm.py).
-#include <ATen/Parallel.h>
-
 #include <CLI/CLI.hpp>
 #include <iostream>
 #include <memory>
@@ -10,6 +8,7 @@
 
 #include "storage/base/error.hpp"
 #include "worker/commands/commands.hpp"
+#include "worker/commands/model_arguments.hpp"
 #include "worker/commands/progress_lines.hpp"
 #include "worker/device/device.hpp"
 #include "worker/evaluate/figures.hpp"
@@ -26,10 +25,8 @@ using storage::Error;
 using storage::ErrorKind;
 
 struct AnswerArguments {
-  std::string model, student, adapter, recipe, window;
-  std::string device = "auto", compute_dtype = "auto";
-  int threads = 0;
-  int recall_cache = kOwnRecallCache;
+  ModelArguments model;
+  std::string recipe, window;
 };
 
 // The untrained window in the place of a student, or of the student of a recipe.
@@ -117,22 +114,16 @@ json answer_to(Generator& generator, const std::string& line) {
 }
 
 storage::ExitCode answer_command(const AnswerArguments& given) {
-  if (given.threads > 0) at::set_num_threads(given.threads);
-  const at::Device device = resolve_device(given.device);
-  const auto model = storage::ModelDirectory::open(given.model);
-  std::optional<Student> student;
-  if (!given.student.empty())
-    student = storage::read_given([&] { return load_student(given.student, model, device); });
-  std::optional<LoraAdapter> adapter;
-  if (!given.window.empty()) {
-    student = untrained_window(given, model, student, device);
-  } else {
-    if (!given.adapter.empty())
-      adapter = storage::read_given([&] { return load_adapter(given.adapter, model.config()); });
-    if (student && adapter) storage::read_given([&] { put_in_place(*student, adapter->trained); });
-    if (student) set_recall_cache(*student, given.recall_cache);
+  const at::Device device = begin_computing(given.model);
+  const auto model = storage::ModelDirectory::open(given.model.model);
+  ModelArguments trained = given.model;
+  if (!given.window.empty()) {  // it takes the student's shape alone
+    trained.adapter.clear();
+    trained.recall_cache = kOwnRecallCache;
   }
-  const at::ScalarType compute_dtype = resolve_compute_dtype(given.compute_dtype, device);
+  auto [student, adapter] = load_given(trained, model, device);
+  if (!given.window.empty()) student = untrained_window(given, model, student, device);
+  const at::ScalarType compute_dtype = resolve_compute_dtype(given.model.compute_dtype, device);
   AttentionPath path =
       attention_path(AttentionUse::kGenerate, model.config(), device, compute_dtype);
   json first = {{"compute_dtype", dtype_word(compute_dtype)},
@@ -161,24 +152,13 @@ void register_answer(CLI::App& app, Action& action) {
       "Keep a model and answer questions, a JSON line each on stdin: {\"score\": [{\"ids\": "
       "[..], \"first\": N}, ..]}, {\"generate\": [[ids], ..], \"max_new_tokens\": N}");
   const auto options = std::make_shared<AnswerArguments>();
-  command
-      ->add_option(
-          "--model", options->model, "Model directory, or org/name in the local Hugging Face cache")
-      ->required();
-  command->add_option(
-      "--student", options->student, "Directory with hedgerow.json and feature_maps.safetensors");
-  command->add_option("--adapter", options->adapter, "PEFT LoRA directory");
-  command->add_option("--recall-cache", options->recall_cache, kRecallCacheHelp);
+  add_model_options(*command, options->model);
   command->add_option("--recipe", options->recipe, "With --window: of a student that is not there");
   command->add_option(
       "--window",
       options->window,
       "In place of the student: its window and sinks, untrained (own), the untrained "
       "window of its bytes (equal), or one of so many tokens");
-  command->add_option("--device", options->device, "auto, cpu or cuda")->capture_default_str();
-  command->add_option("--compute-dtype", options->compute_dtype, "auto, bf16 or fp32")
-      ->capture_default_str();
-  command->add_option("--threads", options->threads, "0: as many as cores");
   command->callback(
       [options, &action] { action = [options] { return answer_command(*options); }; });
 }

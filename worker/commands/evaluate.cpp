@@ -1,7 +1,6 @@
 // hedgerow-worker evaluate: perplexity of a model directory on a tokens file, as it is, with a
 // student's feature maps, or with a LoRA adapter on top; per-layer errors of a student.
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
@@ -11,6 +10,7 @@
 #include "storage/base/error.hpp"
 #include "storage/tensors/safetensors.hpp"
 #include "worker/commands/commands.hpp"
+#include "worker/commands/model_arguments.hpp"
 #include "worker/commands/progress_lines.hpp"
 #include "worker/device/device.hpp"
 #include "worker/evaluate/evaluate_task.hpp"
@@ -22,10 +22,9 @@ namespace hedgerow::worker {
 namespace {
 
 struct EvaluateArguments {
-  std::string model, tokens, student, adapter, recipe, logits;
-  std::string device = "auto", compute_dtype = "auto", returns;
-  int max_sequences = 0, threads = 0;
-  int recall_cache = kOwnRecallCache;
+  ModelArguments model;
+  std::string tokens, recipe, logits, returns;
+  int max_sequences = 0;
   bool json = false, progress = false, texts = false;
 };
 
@@ -118,26 +117,18 @@ nlohmann::json returns_json(const storage::ModelDirectory& model,
 }
 
 storage::ExitCode evaluate_command(const EvaluateArguments& given) {
-  if (given.threads > 0) at::set_num_threads(given.threads);
   const Stopwatch clock;
-  const auto model = storage::ModelDirectory::open(given.model);
+  const at::Device device = begin_computing(given.model);
+  const auto model = storage::ModelDirectory::open(given.model.model);
   const auto tokens = storage::read_given(
       [&] { return storage::load_tokens(given.tokens, model.config().vocab_size); });
   const auto sequences = evaluation_sequences(tokens, given.max_sequences);
-  const at::Device device = resolve_device(given.device);
   const MemoryPeakMeter memory(device);
-  EvaluateOptions options{.device = device,
-                          .compute_dtype = resolve_compute_dtype(given.compute_dtype, device)};
-  std::optional<Student> student;
-  std::optional<LoraAdapter> adapter;
-  if (!given.student.empty())
-    options.student = &student.emplace(
-        storage::read_given([&] { return load_student(given.student, model, at::kCPU); }));
-  if (!given.adapter.empty())
-    options.adapter = &adapter.emplace(
-        storage::read_given([&] { return load_adapter(given.adapter, model.config()); }));
-  if (student && adapter) storage::read_given([&] { put_in_place(*student, adapter->trained); });
-  if (student) set_recall_cache(*student, given.recall_cache);
+  EvaluateOptions options{
+      .device = device, .compute_dtype = resolve_compute_dtype(given.model.compute_dtype, device)};
+  const auto [student, adapter] = load_given(given.model, model, at::kCPU);
+  if (student) options.student = &*student;
+  if (adapter) options.adapter = &*adapter;
   std::optional<storage::Recipe> recipe;
   if (!given.recipe.empty()) recipe = storage::Recipe::load(given.recipe);
   if (recipe) options.control = control_of(*recipe);
@@ -208,19 +199,12 @@ void register_evaluate(CLI::App& app, Action& action) {
   CLI::App* command =
       app.add_subcommand("evaluate", "Perplexity of a model or student on a tokens file");
   const auto options = std::make_shared<EvaluateArguments>();
-  command
-      ->add_option(
-          "--model", options->model, "Model directory, or org/name in the local Hugging Face cache")
-      ->required();
+  add_model_options(*command, options->model);
   command
       ->add_option("--tokens",
                    options->tokens,
                    "Tokens file (.h5); its validation split, or all if it has none")
       ->required();
-  command->add_option(
-      "--student", options->student, "Directory with hedgerow.json and feature_maps.safetensors");
-  command->add_option("--adapter", options->adapter, "PEFT LoRA directory");
-  command->add_option("--recall-cache", options->recall_cache, kRecallCacheHelp);
   command->add_option(
       "--recipe", options->recipe, "Of a student: gives the teacher alone its control");
   command
@@ -229,9 +213,6 @@ void register_evaluate(CLI::App& app, Action& action) {
                  "Also the texts of --recipe, whose tokens files lie beside --tokens")
       ->needs("--recipe");
   command->add_option("--max-sequences", options->max_sequences, "At most this many; 0: all");
-  command->add_option("--device", options->device, "auto, cpu or cuda");
-  command->add_option("--compute-dtype", options->compute_dtype, "auto, bf16 or fp32");
-  command->add_option("--threads", options->threads, "0: as many as cores");
   command->add_option(
       "--logits", options->logits, "Write all logits [sequences, T, V] to this safetensors file");
   command

@@ -1,6 +1,4 @@
 // hedgerow-worker generate: prompts as token ids on stdin, continuations as token ids on stdout.
-#include <ATen/Parallel.h>
-
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <cstdlib>
@@ -11,6 +9,7 @@
 
 #include "storage/base/error.hpp"
 #include "worker/commands/commands.hpp"
+#include "worker/commands/model_arguments.hpp"
 #include "worker/commands/progress_lines.hpp"
 #include "worker/device/device.hpp"
 #include "worker/generate/generator.hpp"
@@ -25,11 +24,9 @@ using storage::Error;
 using storage::ErrorKind;
 
 struct GenerateArguments {
-  std::string model, student, adapter;
-  std::string device = "auto", compute_dtype = "auto";
+  ModelArguments model;
   GenerateOptions generate;
-  int threads = 0, ranks = 1, batch = 0;
-  int recall_cache = kOwnRecallCache;
+  int ranks = 1, batch = 0;
   bool progress = false;
 };
 
@@ -111,28 +108,16 @@ class Printer final : public GenerationObserver {
 
 // `ranks` nullptr: alone.
 storage::ExitCode generate(const GenerateArguments& options, Communicator* ranks) {
-  if (options.threads > 0) at::set_num_threads(options.threads);
+  const at::Device device = begin_computing(options.model);
   options.generate.sampling.validate();
   const bool prints = ranks == nullptr || ranks->rank() == 0;
   const ProgressLines progress(options.progress && prints);
   const Prompts prompts = read_prompts(ranks);
-  const at::Device device = resolve_device(options.device);
-  const auto model = storage::ModelDirectory::open(options.model);
+  const auto model = storage::ModelDirectory::open(options.model.model);
   const PipelinePlace place = place_among(ranks, model.config());
-  const auto is_held = [&place](int layer) { return place.layers.contains(layer); };
-  std::optional<Student> student;
-  if (!options.student.empty()) {
-    student =
-        storage::read_given([&] { return load_student(options.student, model, device, is_held); });
-  }
-  std::optional<LoraAdapter> adapter;
-  if (!options.adapter.empty()) {
-    adapter =
-        storage::read_given([&] { return load_adapter(options.adapter, model.config(), is_held); });
-  }
-  if (student && adapter) storage::read_given([&] { put_in_place(*student, adapter->trained); });
-  if (student) set_recall_cache(*student, options.recall_cache);
-  const at::ScalarType compute_dtype = compute_dtype_of(options.compute_dtype, device, ranks);
+  auto [student, adapter] = load_given(
+      options.model, model, device, [&place](int layer) { return place.layers.contains(layer); });
+  const at::ScalarType compute_dtype = compute_dtype_of(options.model.compute_dtype, device, ranks);
   if (prints) print_line({{"compute_dtype", dtype_word(compute_dtype)}});
   if (prints) {
     AttentionPath path =
@@ -196,14 +181,7 @@ void register_generate(CLI::App& app, Action& action) {
                                          "[..]} lines on stdout");
   const auto options = std::make_shared<GenerateArguments>();
   auto& generate = options->generate;
-  command
-      ->add_option(
-          "--model", options->model, "Model directory, or org/name in the local Hugging Face cache")
-      ->required();
-  command->add_option(
-      "--student", options->student, "Directory with hedgerow.json and feature_maps.safetensors");
-  command->add_option("--adapter", options->adapter, "PEFT LoRA directory");
-  command->add_option("--recall-cache", options->recall_cache, kRecallCacheHelp);
+  add_model_options(*command, options->model);
   command
       ->add_option("--max-new-tokens", generate.max_new_tokens, "At most this many tokens a prompt")
       ->check(CLI::PositiveNumber)
@@ -216,10 +194,6 @@ void register_generate(CLI::App& app, Action& action) {
                    "Sample from the likeliest tokens that hold this much")
       ->capture_default_str();
   command->add_option("--seed", generate.sampling.seed, "Of the sampler")->capture_default_str();
-  command->add_option("--device", options->device, "auto, cpu or cuda")->capture_default_str();
-  command->add_option("--compute-dtype", options->compute_dtype, "auto, bf16 or fp32")
-      ->capture_default_str();
-  command->add_option("--threads", options->threads, "0: as many as cores");
   command
       ->add_option("--ranks",
                    options->ranks,

@@ -6,6 +6,7 @@
 
 #include "storage/base/error.hpp"
 #include "worker/commands/commands.hpp"
+#include "worker/commands/model_arguments.hpp"
 #include "worker/commands/progress_lines.hpp"
 #include "worker/model/decoder.hpp"
 #include "worker/model/student.hpp"
@@ -14,23 +15,19 @@ namespace hedgerow::worker {
 namespace {
 
 struct MergeArguments {
-  std::string model, student, adapter, out, compute_dtype = "auto";
+  ModelArguments model;
+  std::string out;
   bool progress = false;
 };
 
 storage::ExitCode merge_command(const MergeArguments& options) {
-  const auto model = storage::ModelDirectory::open(options.model);
-  // An adapter belongs to a student: one of another teacher is refused before anything is written.
-  std::optional<Student> student;
-  const LoraAdapter adapter = storage::read_given([&] {
-    if (!options.student.empty()) student = load_student(options.student, model, at::kCPU);
-    LoraAdapter loaded = load_adapter(options.adapter, model.config());
-    if (student) put_in_place(*student, loaded.trained);  // that the maps are this student's
-    return loaded;
-  });
+  const auto model = storage::ModelDirectory::open(options.model.model);
+  // An adapter belongs to a student: one of another teacher, or of other maps, is refused before
+  // anything is written.
+  const auto [student, adapter] = load_given(options.model, model, at::kCPU);
   std::optional<at::ScalarType> dtype;
-  if (options.compute_dtype != "auto")
-    dtype = resolve_compute_dtype(options.compute_dtype, at::kCPU);
+  if (options.model.compute_dtype != "auto")
+    dtype = resolve_compute_dtype(options.model.compute_dtype, at::kCPU);
   const ProgressLines progress(options.progress);
   storage::verify_weights(model,
                           student ? student->teacher_weights : storage::WeightHashes{},
@@ -40,7 +37,7 @@ storage::ExitCode merge_command(const MergeArguments& options) {
                             return true;
                           });
   write_merged(
-      model, adapter, options.out, dtype, [&](double share) { progress("merging", share); });
+      model, *adapter, options.out, dtype, [&](double share) { progress("merging", share); });
   return storage::ExitCode::kOk;
 }
 
@@ -50,17 +47,14 @@ void register_merge(CLI::App& app, Action& action) {
   CLI::App* command =
       app.add_subcommand("merge", "Write the model's weights with W + (alpha / r) B A");
   const auto options = std::make_shared<MergeArguments>();
-  command
-      ->add_option(
-          "--model", options->model, "Model directory, or org/name in the local Hugging Face cache")
-      ->required();
-  command->add_option(
-      "--student", options->student, "The adapter's student: checked to be of this model");
-  command->add_option("--adapter", options->adapter, "PEFT LoRA directory")->required();
+  add_model_directories(*command, options->model);
+  command->get_option("--student")
+      ->description("The adapter's student: checked to be of this model");
+  command->get_option("--adapter")->required();
   command->add_option("--out", options->out, "Directory for the weight files; must hold none")
       ->required();
   command->add_option("--compute-dtype",
-                      options->compute_dtype,
+                      options->model.compute_dtype,
                       "bf16 or fp32: of the merged weights; auto: that which they have");
   command->add_flag("--progress", options->progress, kProgressHelp);
   command->callback([options, &action] { action = [options] { return merge_command(*options); }; });

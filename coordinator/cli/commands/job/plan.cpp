@@ -1,5 +1,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <memory>
 
 #include "coordinator/cli/commands/commands.hpp"
@@ -87,10 +88,10 @@ std::string mesh_remedy(const MeshPlan& plan, const storage::FinetuneSection& fi
 }
 
 std::string lora_speed_text(const MeshPlan& plan) {
-  return number_text(plan.tokens_per_second, 3) +
+  return std::to_string(std::llround(plan.tokens_per_second)) +
          " tokens a second and GPU, as assumed; at the 176 TFLOP/s that NVIDIA published for LoRA "
          "on a 70B model on H100 they would be " +
-         number_text(plan.published_tokens_per_second, 3);
+         std::to_string(std::llround(plan.published_tokens_per_second));
 }
 
 // GPU-hours and money have a column where there is any.
@@ -256,9 +257,12 @@ void print_plan(const Plan& plan,
   for (const std::string& warning : plan.warnings) line("warning", warning);
   for (const PlanProblem& problem : plan.problems)
     line("problem", problem.message + "; " + problem.remedy);
+  const char* fits = plan.workers.empty()
+                         ? "nothing speaks against it; memory is judged once the workers are known"
+                     : unread ? "model, memory and disk: it fits"
+                              : "it fits";
   terminal.print(!plan.fits() ? "it does not fit"
-                 : unread     ? "model, memory and disk: it fits; the text was not read"
-                              : "it fits");
+                              : std::string(fits) + (unread ? "; the text was not read" : ""));
 }
 
 nlohmann::json json_of(const Simulation& simulation) {
