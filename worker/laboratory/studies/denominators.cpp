@@ -12,8 +12,8 @@ constexpr double kClamp = 5;
 constexpr double kNormClose = 0.02;                 // of softmax's loss, a share
 constexpr double kGateClose = 0.10, kWorse = 0.05;  // above it, in nats
 
-AttentionSpec open_score(const char* name, Denominator denominator, OutputNorm norm) {
-  AttentionSpec spec;
+ScoreSpec open_score(const char* name, Denominator denominator, OutputNorm norm) {
+  ScoreSpec spec;
   spec.name = name;
   spec.denominator = denominator;
   spec.norm = norm;
@@ -22,17 +22,17 @@ AttentionSpec open_score(const char* name, Denominator denominator, OutputNorm n
 }
 
 std::vector<LanguageRun> denominator_runs() {
-  std::vector<LanguageRun> all{{AttentionSpec{}}};
+  std::vector<LanguageRun> all{{ScoreSpec{}}};
   all.push_back({open_score("l2", Denominator::kNone, OutputNorm::kL2)});
   all.push_back({open_score("rms", Denominator::kNone, OutputNorm::kRms)});
   all.push_back({open_score("layer", Denominator::kNone, OutputNorm::kLayer)});
   all.push_back({open_score("l2_length", Denominator::kLength, OutputNorm::kL2)});
   all.push_back({open_score("detached", Denominator::kDetachedSum, OutputNorm::kNone)});
   all.push_back({open_score("length", Denominator::kLength, OutputNorm::kNone)});
-  AttentionSpec out = open_score("length_out_gate", Denominator::kLength, OutputNorm::kNone);
+  ScoreSpec out = open_score("length_out_gate", Denominator::kLength, OutputNorm::kNone);
   out.output_gate = true;
   all.push_back({out});
-  AttentionSpec relu = open_score("relu_l2", Denominator::kNone, OutputNorm::kL2);
+  ScoreSpec relu = open_score("relu_l2", Denominator::kNone, OutputNorm::kL2);
   relu.score = Score::kProduct;
   relu.map = Map::kRelu;
   relu.clamp = 0;

@@ -12,8 +12,8 @@ constexpr double kOrderClose = 0.01;  // of softmax's loss, a share
 constexpr double kApart = 0.02;       // above it, in nats
 constexpr double kTells = 0.10;       // order 0 above it: the model can tell attentions apart
 
-AttentionSpec series(const char* name, Map map, int order) {
-  AttentionSpec spec;
+ScoreSpec series(const char* name, Map map, int order) {
+  ScoreSpec spec;
   spec.name = name;
   spec.score = Score::kSeries;
   spec.map = map;
@@ -22,7 +22,7 @@ AttentionSpec series(const char* name, Map map, int order) {
 }
 
 std::vector<LanguageRun> order_runs() {
-  return {{AttentionSpec{}},
+  return {{ScoreSpec{}},
           {series("order_0", Map::kIdentity, 0)},
           {series("order_2", Map::kIdentity, 2)},
           {series("order_4", Map::kIdentity, 4)},
