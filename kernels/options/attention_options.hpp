@@ -113,6 +113,7 @@ struct OptionRules {
   // Of a part of the window: 0 without one, for the reason given here.
   std::string_view without_window{};
   bool within_window = false;  // at most window_size
+  double student_max = 0;      // of a student, where the kernels take more; 0: max
   // Files and operators of earlier builds lack it: they mean the default.
   bool later = false;
 };
@@ -138,6 +139,7 @@ constexpr void visit_options(Options& options, const Visitor& visitor) {
                       .max = 65536,
                       .without_window = "sinks belong to a window",
                       .within_window = true,
+                      .student_max = 16,
                       .later = true});
   visitor(
       "recall_cache",
@@ -158,7 +160,7 @@ constexpr void visit_options(Options& options, const Visitor& visitor) {
               .later = true});
 }
 
-// What is wrong with the options, as "num_sinks = 9: expected 0 to attention.window_size = 8";
+// What is wrong with the options, as "num_sinks = 9: more than attention.window_size = 8; use ..";
 // empty: nothing. It needs no tensor.
 [[nodiscard]] std::string why_not(const HybridOptions& options);
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <type_traits>
 #include <utility>
 
 #include "storage/base/error.hpp"
@@ -14,7 +15,6 @@ namespace hedgerow::storage {
 namespace {
 
 constexpr int kMaxFeatures = 4096;
-constexpr std::int64_t kMaxSinks = 16;  // of a student; the kernels take a window of them
 constexpr int kMaxTaylorFeatures = 65536;  // 8,385 for a head dimension of 128
 
 template <typename Spellings>
@@ -155,10 +155,16 @@ void AttentionSpec::validate(int head_dim) const {
   check_maps_of_the_exponential(*this);
   check_temperature(*this);
   if (!has_projection() && head_dim > 0) check_features_of_head(*this, head_dim);
-  if (num_sinks > kMaxSinks) {
-    refuse_spec("num_sinks",
-                "= " + std::to_string(num_sinks) + ": expected 0 to " + std::to_string(kMaxSinks));
-  }
+  kernels::visit_options(
+      *this, [](const char* key, const auto& value, const kernels::OptionRules& rules) {
+        if constexpr (std::is_same_v<std::decay_t<decltype(value)>, std::int64_t>) {
+          const auto most = static_cast<std::int64_t>(rules.student_max);
+          if (most > 0 && value > most) {
+            refuse_spec(key,
+                        "= " + std::to_string(value) + ": expected 0 to " + std::to_string(most));
+          }
+        }
+      });
   const std::string reason = kernels::why_not(*this);
   if (!reason.empty()) throw Error(ErrorKind::kUsage, "attention." + reason);
   if (!std::isfinite(window_factor) || std::abs(window_factor) > 30.0) {

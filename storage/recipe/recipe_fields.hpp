@@ -106,7 +106,7 @@ void visit_attention(Spec& spec, Visitor& visitor) {
         FieldRules own{.comment = rules.comment.empty() ? std::string_view(words) : rules.comment};
         if (rules.max > rules.min) {
           own.min = rules.min;
-          own.max = rules.max;
+          own.max = rules.student_max > 0 ? rules.student_max : rules.max;
           own.above_min = rules.above_min;
         }
         visitor.field(key, value, own);

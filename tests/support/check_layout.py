@@ -295,12 +295,12 @@ def write_table(root: Path, script: Path) -> int:
 def self_test() -> None:
     good = {
         "storage/README.md": "`base/` is the lowest folder.",
-        "storage/files/file.hpp": "#include <string>\n",
-        "storage/files/file.cpp": '#include "storage/files/file.hpp"\n',
+        "storage/base/file.hpp": "#include <string>\n",
+        "storage/base/file.cpp": '#include "storage/base/file.hpp"\n',
         "storage/shards/README.md": "Shards.",
-        "storage/shards/shard.cpp": '#include "storage/files/file.hpp"\n// #include "worker/serve.hpp"\n',
+        "storage/shards/shard.cpp": '#include "storage/base/file.hpp"\n// #include "worker/serve.hpp"\n',
         "worker/README.md": "Worker.",
-        "worker/serve.cpp": '#include "storage/files/file.hpp"\n',
+        "worker/serve.cpp": '#include "storage/base/file.hpp"\n',
     } | {f"tests/units/u{n}.{suffix}": "" for n in range(MAX_UNITS) for suffix in ("hpp", "cpp")}
     allowed = {"storage/shards": {"storage/base"}, "worker": {"storage/base"}}
     cases = [  # what is added to the good tree and to its table, and the start of the one problem
