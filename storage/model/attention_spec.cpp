@@ -158,10 +158,11 @@ void AttentionSpec::validate(int head_dim) const {
   kernels::visit_options(
       *this, [](const char* key, const auto& value, const kernels::OptionRules& rules) {
         if constexpr (std::is_same_v<std::decay_t<decltype(value)>, std::int64_t>) {
-          const auto most = static_cast<std::int64_t>(rules.student_max);
-          if (most > 0 && value > most) {
+          const auto most_of_student = static_cast<std::int64_t>(rules.student_max);
+          if (most_of_student > 0 && value > most_of_student) {
             refuse_spec(key,
-                        "= " + std::to_string(value) + ": expected 0 to " + std::to_string(most));
+                        "= " + std::to_string(value) + ": expected 0 to " +
+                            std::to_string(most_of_student));
           }
         }
       });
