@@ -215,7 +215,7 @@ class Steps(unittest.TestCase):
                 text = re.sub(r"(?m)^attention\.recall_cache = \d+", "attention.recall_cache = 8", text)
                 path.write_text(re.sub(r"(?m)^seeds = 2\n", "", text))
             if "metrics" in line:
-                self.assertEqual(len(said.splitlines()), 10, said)
+                self.assertEqual(len(said.splitlines()), 9, said)
         self.assertIn("feature_dim = 64 ", (self.folder / "whole.toml").read_text())
 
     def test_the_steps_for_several_machines_can_be_taken_by_processes_of_one(self):
