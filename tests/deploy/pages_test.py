@@ -208,7 +208,7 @@ class Steps(unittest.TestCase):
         for line in block_with("deploy/choose-an-attention.md", "--study"):
             said = self.sh(line)
             if "--study" in line:
-                # Eight variants, a seed each; half of this window is 8.
+                # Seven variants and the recipe, a seed each; half of this window is 8.
                 self.small_recipe({}, "study.toml")
                 path = self.folder / "study.toml"
                 text = re.sub(r"(?m)^attention\.window_size = \d+", "attention.window_size = 8", path.read_text())
