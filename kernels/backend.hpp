@@ -32,7 +32,8 @@ enum class Backend { kAuto, kCpu, kCuda, kAten };
                                      const at::Tensor& x,
                                      const std::function<std::string()>& why_not_cuda);
 
-// The same of the hybrid: the CPU's tiles, too, take maps that are activations alone.
+// choose_backend() of the hybrid. The CPU's tiles and the CUDA kernels compute only maps that are
+// activations; kAuto takes kAten for the others, and kCpu by name is refused.
 [[nodiscard]] Backend choose_hybrid_backend(const char* what,
                                             Backend asked,
                                             const at::Tensor& x,

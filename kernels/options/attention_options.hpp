@@ -94,7 +94,7 @@ struct HybridOptions : FeatureMapOptions {
   constexpr void set_map(const FeatureMapOptions& map) {
     static_cast<FeatureMapOptions&>(*this) = map;
   }
-  // Those of the losses, which do not know the cache of recalled keys.
+  // What the losses compute with: the same without the recall cache.
   [[nodiscard]] constexpr HybridOptions in_training() const {
     HybridOptions without = *this;
     without.recall_cache = 0;
@@ -108,18 +108,18 @@ struct HybridOptions : FeatureMapOptions {
 // What is known of an option beside its name, type and default (the member's of HybridOptions).
 struct OptionRules {
   std::string_view comment;  // in a written recipe
-  double min = 0, max = 0;   // of a number; equal: none
+  double min = 0, max = 0;   // the range of a number; equal: no range
   bool above_min = false;    // the minimum itself is not allowed
-  // Of a part of the window: 0 without one, for the reason given here.
+  // The option must be 0 without a window, for the reason given here; empty: it need not.
   std::string_view without_window{};
   bool within_window = false;  // at most window_size
   double student_max = 0;      // of a student, where the kernels take more; 0: max
-  // Files and operators of earlier builds lack it: they mean the default.
+  // Files and operators of earlier builds lack the option, and mean its default.
   bool later = false;
 };
 
 // The list of the options: visitor(key, value, rules) for each, in the order of a recipe. Recipe,
-// plan, hedgerow.json, operators and why_not walk it, and the rows of an export's Python are
+// hedgerow.json, operators and why_not walk it, and the rows of an export's Python are
 // written from it (tests/storage/model/python_rows_test.cpp).
 template <typename Options, typename Visitor>
 constexpr void visit_options(Options& options, const Visitor& visitor) {

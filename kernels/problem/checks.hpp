@@ -21,10 +21,10 @@ struct AttentionShape {
 // may be undefined.
 AttentionShape check_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
 
-// Those sizes of tensors that were checked.
+// The sizes, of tensors that check_attention has passed.
 [[nodiscard]] AttentionShape shape_of(const at::Tensor& q, const at::Tensor& k);
 
-// Throws why_not(options), if there is a reason.
+// Throws c10::Error with why_not(options) where that gives a reason.
 void check_options(const HybridOptions& options);
 
 // The maps fit (H, D), those of keys (H or G, D), and give the same F, window_factors holds H

@@ -1,4 +1,4 @@
-"""make_tokens.py, whose tokens are kept and given again to whoever asks for the same: half of a tiny run is to make them.
+"""make_tokens.py for tests: keeps the tokens that it makes, and copies them for a later call that asks for the same.
 
   remembered_tokens.py .../make_tokens.py --section FILE --model DIR --out FILE      in HEDGEROW_TEST_TOKENS, a folder
 
